@@ -1,0 +1,95 @@
+//! Every limit of the loop, with where its number comes from. Reaching one is an event with a name.
+
+use crate::ids::UnixMs;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Model calls in one turn. A runaway loop ends here; a long refactoring stays far below.
+    pub model_calls_max: u32,
+    /// Answers in a row of which no call could be run. Models correct themselves in one or two.
+    pub refused_answers_max: u32,
+    /// Answers in a row that the provider paused.
+    pub pauses_max: u32,
+    /// Failed tries of one model call.
+    pub model_failures_max: u32,
+    /// Workers that may die in the same step before it is given up as poisonous.
+    pub lost_attempts_max: u32,
+    /// First wait after a transient failure; it doubles with each further one.
+    pub retry_first_ms: u64,
+    /// Longest wait that we choose ourselves.
+    pub retry_max_ms: u64,
+    /// Longest wait that a provider may ask for; beyond it the turn fails by name.
+    pub retry_after_max_ms: u64,
+    /// Output cap of one model call, in tokens.
+    pub output_tokens_max: u32,
+    /// Ceiling of one tool call.
+    pub tool_ms_max: u64,
+    /// Ceiling of one model call.
+    pub model_ms_max: u64,
+    /// A lease is dead when its version has not moved for this long by the observer's clock. Three
+    /// missed beats at a third of it; two of these and a queue hop stay below 45 s on AWS.
+    pub lease_ms: u64,
+    /// A session that should be moving is looked at again after this long, in case its wake-up was
+    /// lost.
+    pub overdue_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            model_calls_max: 3_000,
+            refused_answers_max: 5,
+            pauses_max: 10,
+            model_failures_max: 8,
+            lost_attempts_max: 10,
+            retry_first_ms: 1_000,
+            retry_max_ms: 300_000,
+            retry_after_max_ms: 24 * 3_600_000,
+            output_tokens_max: 16_000,
+            tool_ms_max: 150_000,
+            model_ms_max: 600_000,
+            lease_ms: 15_000,
+            overdue_ms: 60_000,
+        }
+    }
+}
+
+impl Limits {
+    /// When to try a failed model call again: the provider's own time if it gave one, else doubling
+    /// waits, with up to a quarter on top chosen by `salt` so that many sessions do not return in the
+    /// same second. `None` when the provider asks for longer than we wait.
+    pub fn retry_at_ms(
+        &self,
+        now_ms: UnixMs,
+        failures: u32,
+        retry_after_ms: Option<u64>,
+        salt: u64,
+    ) -> Option<UnixMs> {
+        let wait_ms = match retry_after_ms {
+            Some(asked) if asked > self.retry_after_max_ms => return None,
+            Some(asked) => asked,
+            None => {
+                let doublings = failures.saturating_sub(1).min(20);
+                self.retry_first_ms.saturating_mul(1 << doublings).min(self.retry_max_ms)
+            }
+        };
+        let spread_ms = (wait_ms / 4).max(1);
+        Some(now_ms.saturating_add(wait_ms).saturating_add(salt % spread_ms))
+    }
+}
+
+/// Limits of what comes in; the public API names them in its errors.
+pub mod input {
+    /// Longest request body. Lambda takes 6 MB, and base64 adds a third to binary bodies.
+    pub const BODY_BYTES_MAX: usize = 4_500_000;
+    /// Events in one send.
+    pub const EVENTS_MAX: usize = 50;
+    pub const METADATA_PAIRS_MAX: usize = 16;
+    pub const METADATA_KEY_CHARS_MAX: usize = 64;
+    pub const METADATA_VALUE_CHARS_MAX: usize = 512;
+    pub const NAME_CHARS_MAX: usize = 256;
+    pub const SYSTEM_CHARS_MAX: usize = 100_000;
+    pub const TOOL_ENTRIES_MAX: usize = 128;
+    /// Messages that may wait while the agent is busy.
+    pub const QUEUED_MESSAGES_MAX: usize = 1_000;
+}

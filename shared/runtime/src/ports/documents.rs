@@ -1,0 +1,101 @@
+//! Configuration: agents and their versions, environments, keys. Small documents, read often.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tailstep_core::ids::UnixMs;
+use thiserror::Error;
+
+use super::log::Page;
+
+#[async_trait]
+pub trait Documents: Send + Sync {
+    /// Strongly consistent.
+    async fn get(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+    ) -> Result<Option<Document>, DocumentsError>;
+
+    /// Writes `document` if `expect` holds; durable when it returns.
+    async fn put(&self, document: &Document, expect: Expect) -> Result<(), DocumentsError>;
+
+    /// In order of id. Ids sort by creation time.
+    async fn list(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        query: &ListDocuments,
+    ) -> Result<Page<Document>, DocumentsError>;
+
+    /// Idempotent.
+    async fn delete(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+    ) -> Result<(), DocumentsError>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    pub tenant: String,
+    pub kind: DocumentKind,
+    pub id: String,
+    /// 1 when it is created, one more with each write.
+    pub revision: u64,
+    pub created_at_ms: UnixMs,
+    /// JSON of the owner's choosing, at most 300 KB.
+    pub body: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DocumentKind {
+    Agent,
+    /// Id: the agent's id, `#`, and the version as ten digits.
+    AgentVersion,
+    Environment,
+    /// Tenant: empty. Id: SHA-256 of the key.
+    ApiKey,
+}
+
+impl DocumentKind {
+    /// The name used in storage keys.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::AgentVersion => "agent_version",
+            Self::Environment => "environment",
+            Self::ApiKey => "api_key",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// No document has this id.
+    Absent,
+    /// The stored document has this revision; the new one has the next.
+    Revision(u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListDocuments {
+    /// Only ids that begin so (may be empty).
+    pub prefix: String,
+    /// Continue behind this id.
+    pub after: Option<String>,
+    pub limit: usize,
+    pub descending: bool,
+}
+
+#[derive(Debug, Error)]
+pub enum DocumentsError {
+    /// `expect` did not hold.
+    #[error("document {id} was changed or exists already")]
+    Conflict { id: String },
+    #[error("document store is unavailable: {what}")]
+    Unavailable { what: String },
+    #[error("document store refuses: {what}")]
+    Refused { what: String },
+}
