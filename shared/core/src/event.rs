@@ -179,7 +179,7 @@ pub struct Fenced {
     pub outcome_sha256: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     pub reason: EndReason,
 }

@@ -6,9 +6,13 @@
 
 pub mod agent;
 pub mod content;
+pub mod context;
+pub mod decide;
 pub mod event;
 pub mod ids;
 pub mod limits;
 pub mod model;
 pub mod raw;
 pub mod record;
+pub mod session;
+pub mod toolset;

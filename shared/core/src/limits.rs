@@ -29,8 +29,10 @@ pub struct Limits {
     /// A lease is dead when its version has not moved for this long by the observer's clock. Three
     /// missed beats at a third of it; two of these and a queue hop stay below 45 s on AWS.
     pub lease_ms: u64,
-    /// A session that should be moving is looked at again after this long, in case its wake-up was
-    /// lost.
+    /// Kept back of a worker's own deadline, for recording the outcome and waking the next step.
+    pub deadline_margin_ms: u64,
+    /// A session that has been due for this long is woken again, in case its wake-up was lost. Longer
+    /// than a lease, so that a session at work is left alone.
     pub overdue_ms: u64,
 }
 
@@ -49,6 +51,7 @@ impl Default for Limits {
             tool_ms_max: 150_000,
             model_ms_max: 600_000,
             lease_ms: 15_000,
+            deadline_margin_ms: 5_000,
             overdue_ms: 60_000,
         }
     }

@@ -17,8 +17,9 @@ pub struct ModelRequest {
     pub system: Option<String>,
     /// In a fixed order.
     pub tools: Vec<ToolDefinition>,
-    /// Alternating roles, the first and the last from the user; never an empty message, never a
-    /// blank text block, each tool use answered exactly once in the next user message.
+    /// Alternating roles, the first from the user and the last too (after a pause, the assistant's);
+    /// never an empty message, never a blank text block, each tool use answered exactly once in the
+    /// next user message.
     pub messages: Vec<Message>,
     pub output_tokens_max: u32,
 }

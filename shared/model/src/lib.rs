@@ -1,1 +1,16 @@
+//! Model providers: what a neutral request looks like on each provider's wire, and what its answer
+//! means.
+//!
+//! Owns the [`Router`] (one provider a model id), the providers' JSON and streams, the HTTP client
+//! and this crate's settings. **Architecture invariant:** it knows no session and tries nothing
+//! again; waiting and further tries belong to the loop. The one exception is a refused key, which is
+//! fetched anew once in the same call.
 
+pub mod config;
+mod failure;
+mod router;
+pub mod scripted;
+pub mod tls;
+
+pub use config::{Config, ConfigError};
+pub use router::Router;

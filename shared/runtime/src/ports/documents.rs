@@ -57,6 +57,8 @@ pub enum DocumentKind {
     Environment,
     /// Tenant: empty. Id: SHA-256 of the key.
     ApiKey,
+    /// What a client's idempotency key made. Id: SHA-256 of route and key.
+    Request,
 }
 
 impl DocumentKind {
@@ -67,6 +69,7 @@ impl DocumentKind {
             Self::AgentVersion => "agent_version",
             Self::Environment => "environment",
             Self::ApiKey => "api_key",
+            Self::Request => "request",
         }
     }
 }

@@ -126,8 +126,8 @@ pub struct Head {
 pub struct Lease {
     pub intent: Seq,
     pub version: u64,
-    /// The adapter knows that the holder is gone (a process that no longer exists), so that nobody
-    /// needs to wait.
+    /// The adapter knows that whoever holds this attempt or an earlier one is gone (a process that no
+    /// longer exists), so that nobody needs to wait.
     #[serde(default)]
     pub abandoned: bool,
 }

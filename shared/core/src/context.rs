@@ -1,0 +1,145 @@
+//! What the model is shown: the log as a conversation that every provider accepts.
+//!
+//! The builder only ever adds at the end, so a later request of the same session begins with the
+//! earlier one's messages, byte for byte.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    agent::AgentSpec,
+    content::Content,
+    event::{Created, Event, Input, ModelAnswered, ToolFinished},
+    ids::Position,
+    limits::Limits,
+    model::{Block, Message, ModelRequest, Part, Role, Stop},
+    raw::RawJson,
+    record::Record,
+    toolset,
+};
+
+const EMPTY_RESULT: &str = "(no output)";
+const EMPTY_ERROR: &str = "(failed without a message)";
+
+/// Collects records in log order; [`Self::request`] gives the request at any point at which no call
+/// is unanswered.
+#[derive(Debug, Clone, Default)]
+pub struct Context {
+    agent: Option<AgentSpec>,
+    messages: Vec<Message>,
+    /// Messages from users that no model call has shown yet.
+    waiting: BTreeMap<Position, Vec<Content>>,
+    /// Names of the model's calls that have no result yet.
+    calls: BTreeMap<Position, String>,
+}
+
+impl Context {
+    /// The conversation of a whole log.
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let mut context = Self::default();
+        for record in records {
+            context.push(record);
+        }
+        context
+    }
+
+    /// Takes in the next record.
+    pub fn push(&mut self, record: &Record) {
+        for (index, event) in record.events.iter().enumerate() {
+            // `Session::apply` refuses records with more events than fit.
+            let place = Position::event(record.seq, u16::try_from(index).unwrap_or(u16::MAX));
+            self.event(place, event);
+        }
+    }
+
+    fn event(&mut self, place: Position, event: &Event) {
+        match event {
+            Event::Created(created) => {
+                let Created { agent, .. } = created.as_ref();
+                self.agent = Some(agent.clone());
+            }
+            Event::Received(received) => {
+                if let Input::Message { content } = &received.input {
+                    self.waiting.insert(place, content.clone());
+                }
+            }
+            Event::ModelStarted(started) => {
+                for input in &started.inputs {
+                    for block in self.waiting.remove(input).into_iter().flatten() {
+                        if !block.is_blank() {
+                            self.add(Role::User, Part::Content(block));
+                        }
+                    }
+                }
+            }
+            Event::ModelAnswered(answered) => self.answer(place, answered),
+            Event::ToolFinished(finished) => self.result(finished),
+            Event::ModelFailed(_)
+            | Event::ToolStarted(_)
+            | Event::TurnEnded(_)
+            | Event::Fenced(_)
+            | Event::Ended(_) => {}
+        }
+    }
+
+    /// A refused answer is left out: shown again, it would make the model refuse again.
+    fn answer(&mut self, place: Position, answered: &ModelAnswered) {
+        if matches!(answered.answer.stop, Stop::Refusal { .. }) {
+            return;
+        }
+        for (index, block) in answered.answer.blocks.iter().enumerate() {
+            let part = u16::try_from(index + 1).unwrap_or(u16::MAX);
+            let part = match block {
+                Block::Text { text } if text.trim().is_empty() => continue,
+                Block::Text { text } => Part::Content(Content::text(text.clone())),
+                Block::ToolUse { id, name, input } => {
+                    self.calls.insert(Position { part, ..place }, id.clone());
+                    Part::ToolUse { id: id.clone(), name: name.clone(), input: input.clone() }
+                }
+                Block::BrokenToolUse { id, name, .. } => {
+                    self.calls.insert(Position { part, ..place }, id.clone());
+                    Part::ToolUse {
+                        id: id.clone(),
+                        name: name.clone(),
+                        input: RawJson::empty_object(),
+                    }
+                }
+                Block::Opaque { dialect, raw } => {
+                    Part::Opaque { dialect: dialect.clone(), raw: raw.clone() }
+                }
+            };
+            self.add(Role::Assistant, part);
+        }
+    }
+
+    fn result(&mut self, finished: &ToolFinished) {
+        let Some(id) = self.calls.remove(&finished.call) else { return };
+        let mut content: Vec<Content> =
+            finished.result.content.iter().filter(|block| !block.is_blank()).cloned().collect();
+        if content.is_empty() {
+            let marker = if finished.result.is_error { EMPTY_ERROR } else { EMPTY_RESULT };
+            content.push(Content::text(marker));
+        }
+        self.add(Role::User, Part::ToolResult { id, content, is_error: finished.result.is_error });
+    }
+
+    /// Neighbours of one role become one message.
+    fn add(&mut self, role: Role, part: Part) {
+        match self.messages.last_mut() {
+            Some(last) if last.role == role => last.parts.push(part),
+            Some(_) | None => self.messages.push(Message { role, parts: vec![part] }),
+        }
+    }
+
+    /// The request to send now; `None` before the session's first event.
+    pub fn request(&self, limits: &Limits) -> Option<ModelRequest> {
+        let agent = self.agent.as_ref()?;
+        Some(ModelRequest {
+            model: agent.model.id.clone(),
+            effort: agent.model.effort.clone(),
+            system: agent.system.clone(),
+            tools: toolset::definitions(&agent.tools),
+            messages: self.messages.clone(),
+            output_tokens_max: limits.output_tokens_max,
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! What a sandbox is given and what it may use, fixed before it starts.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Where the workspace is seen inside a `namespaces` sandbox.
+pub const WORKSPACE: &str = "/workspace";
+
+/// One sandbox, described in advance.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// An existing directory that belongs to the sandbox (a copy, never a user's own tree): it is
+    /// mounted read-write at [`WORKSPACE`], and when the supervisor is root, what is in it is
+    /// given to the sandbox's user.
+    pub workspace: PathBuf,
+    pub mounts: Vec<Mount>,
+    pub limits: Limits,
+    pub strictness: Strictness,
+    /// The helper executable; `None` looks beside the running program.
+    pub helper_path: Option<PathBuf>,
+    /// Arguments that make `helper_path` behave as the helper, for a program that carries the
+    /// helper within itself ([`crate::hands::main`]); usually empty.
+    pub helper_args: Vec<String>,
+}
+
+impl Spec {
+    /// A sandbox over `workspace` with the default limits, no further mounts, strict.
+    pub fn new(workspace: impl Into<PathBuf>) -> Self {
+        Self {
+            workspace: workspace.into(),
+            mounts: Vec::new(),
+            limits: Limits::default(),
+            strictness: Strictness::Strict,
+            helper_path: None,
+            helper_args: Vec::new(),
+        }
+    }
+}
+
+/// A host directory or file made visible inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    pub source: PathBuf,
+    /// Absolute, outside the workspace, `/proc` and `/dev`.
+    pub target: PathBuf,
+    pub read_only: bool,
+}
+
+impl Mount {
+    /// Says what is wrong with the target, if anything is.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let at = self.target.display();
+        let plain = self
+            .target
+            .components()
+            .skip(1)
+            .all(|part| matches!(part, std::path::Component::Normal(_)));
+        if !self.target.is_absolute() || !plain || self.target == Path::new("/") {
+            return Err(format!("mount target {at} must be absolute, without `..`, and not /"));
+        }
+        for taken in [WORKSPACE, "/proc", "/dev"] {
+            if self.target.starts_with(taken) {
+                return Err(format!("mount target {at} lies in {taken}: choose another place"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How much a missing layer matters. The namespaces, the fresh root and the mapped user are never
+/// optional.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Strictness {
+    /// Every layer, control groups and landlock included.
+    Full,
+    /// Every layer that any current kernel can give; control groups and landlock where the host
+    /// has them.
+    Strict,
+    /// Missing layers are reported and otherwise tolerated.
+    BestEffort,
+}
+
+/// The most that one sandbox may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// All processes together, with what they keep in tmpfs; needs a control group. Without one it
+    /// bounds the private memory of each process instead.
+    pub memory_bytes: u64,
+    /// Processes and threads at one time.
+    pub pids_max: u64,
+    /// Size of the private `/tmp`; `/dev/shm` gets a quarter of it.
+    pub tmp_bytes: u64,
+    /// The largest single file.
+    pub file_bytes_max: u64,
+    /// Output kept per call of bash, glob and grep.
+    pub output_bytes_max: u64,
+    /// No call lasts longer.
+    pub call_ms_max: u64,
+    /// The sandbox is ended after this time, whatever it is doing.
+    pub life_ms_max: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // Enough for a compiler or a test suite; ten such sandboxes fit a 16 GB machine.
+            memory_bytes: 1 << 30,
+            // A parallel build on a large machine uses about 100.
+            pids_max: 256,
+            tmp_bytes: 256 << 20,
+            file_bytes_max: 512 << 20,
+            // The output tail of the public worker's bash tool (API reference §9).
+            output_bytes_max: 100 << 10,
+            // The per-call ceiling there.
+            call_ms_max: 150_000,
+            // The default backstop of the design, §7.
+            life_ms_max: 600_000,
+        }
+    }
+}
+
+/// Which layers stand between a sandbox and its host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layers {
+    pub active: Vec<String>,
+    /// One line each: the layer, why it is missing, what to change.
+    pub missing: Vec<String>,
+}

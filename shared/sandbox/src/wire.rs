@@ -1,0 +1,101 @@
+//! What the supervisor and its helper say to each other: frames of a 4-byte little-endian length
+//! and JSON. The helper's side is plain blocking I/O; the supervisor's is asynchronous.
+
+use std::{
+    io::{self, Read, Write},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    call::{Call, Reply},
+    spec::{Layers, Limits, Mount, Strictness},
+};
+
+/// The largest order: a `write` of the largest file that a call may carry, escaped.
+pub(crate) const ORDER_BYTES_MAX: usize = 8 << 20;
+
+/// The largest report: a full `read` (256 KiB) or the largest output, every byte escaped as six.
+pub(crate) const REPORT_BYTES_MAX: usize = 32 << 20;
+
+/// Supervisor to helper.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// The first frame, once.
+    Start(Start),
+    Call(Call),
+    /// Ends the running call, if it is this one.
+    Cancel {
+        call_id: String,
+    },
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Start {
+    /// `None` only looks whether the host can isolate.
+    pub(crate) workspace: Option<PathBuf>,
+    pub(crate) mounts: Vec<Mount>,
+    pub(crate) limits: Limits,
+    pub(crate) strictness: Strictness,
+}
+
+/// Helper to supervisor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    Ready(Layers),
+    Refused { why: String },
+    Reply(Reply),
+}
+
+/// Encodes a message as one frame.
+pub(crate) fn frame(message: &impl Serialize, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    serde_json::to_writer(&mut bytes, message)?;
+    let length = bytes.len() - 4;
+    if length > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("frame of {length} bytes")));
+    }
+    let prefix = u32::try_from(length).map_err(io::Error::other)?;
+    bytes[..4].copy_from_slice(&prefix.to_le_bytes());
+    Ok(bytes)
+}
+
+pub(crate) fn write(to: &mut impl Write, message: &impl Serialize, max: usize) -> io::Result<()> {
+    to.write_all(&frame(message, max)?)
+}
+
+pub(crate) fn read<T: DeserializeOwned>(from: &mut impl Read, bytes_max: usize) -> io::Result<T> {
+    let mut prefix = [0; 4];
+    from.read_exact(&mut prefix)?;
+    let mut body = vec![0; length(prefix, bytes_max)?];
+    from.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+pub(crate) async fn write_async(
+    to: &mut (impl AsyncWriteExt + Unpin),
+    frame: &[u8],
+) -> io::Result<()> {
+    to.write_all(frame).await
+}
+
+pub(crate) async fn read_async<T: DeserializeOwned>(
+    from: &mut (impl AsyncReadExt + Unpin),
+    bytes_max: usize,
+) -> io::Result<T> {
+    let mut prefix = [0; 4];
+    from.read_exact(&mut prefix).await?;
+    let mut body = vec![0; length(prefix, bytes_max)?];
+    from.read_exact(&mut body).await?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+fn length(prefix: [u8; 4], bytes_max: usize) -> io::Result<usize> {
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("frame of {length} bytes")));
+    }
+    Ok(length)
+}
