@@ -8,7 +8,7 @@ use crate::{
         Event, LimitName, ModelStarted, Origin, ToolFinished, ToolResult, ToolStarted, TurnEnd,
         TurnEnded,
     },
-    ids::UnixMs,
+    ids::{Seq, UnixMs},
     limits::Limits,
     model::Broken,
     record::Record,
@@ -140,7 +140,7 @@ fn limit_reached(turn: &Turn, limits: &Limits) -> Option<LimitName> {
 
 /// What to do about attempt `intent`, whose worker is dead. Anything but that attempt being open
 /// means that the news is old, and [`decide`] answers instead.
-pub fn given_up(session: &Session, intent: u64, now_ms: UnixMs, limits: &Limits) -> Action {
+pub fn given_up(session: &Session, intent: Seq, now_ms: UnixMs, limits: &Limits) -> Action {
     let Some(turn) = session.turn().filter(|turn| turn.interrupt.is_none()) else {
         return decide(session, now_ms, limits);
     };
@@ -206,3 +206,6 @@ pub fn due_at_ms(session: &Session, now_ms: UnixMs, limits: &Limits) -> Option<U
         Action::Watch(_) | Action::Record(_) | Action::Start { .. } => Some(now_ms),
     }
 }
+
+#[cfg(test)]
+mod tests;

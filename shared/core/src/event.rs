@@ -13,8 +13,10 @@ use crate::{
     model::{ModelAnswer, ModelFailure},
 };
 
+// Tagged from outside: an inner tag would make serde buffer the value, and raw JSON does not survive
+// that.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Event {
     /// The session exists; always and only the first event.
     Created(Box<Created>),

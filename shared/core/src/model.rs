@@ -58,9 +58,9 @@ pub enum Part {
     Opaque { dialect: String, raw: RawJson },
 }
 
-/// One block of an answer, as it is stored.
+/// One block of an answer, as it is stored. Tagged from outside, so that raw JSON survives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Block {
     Text {
         text: String,

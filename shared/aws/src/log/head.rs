@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use sha2::{Digest, Sha256};
 use tailstep_core::ids::{Seq, SessionKey, UnixMs};
 use tailstep_runtime::ports::{Head, Lease, SessionStatus};
@@ -21,8 +20,10 @@ pub(super) const DUE_INDEX: &str = "due";
 /// Partitions of the due index. Each step moves a due time, an index partition takes 1,000 writes a
 /// second, and an index that cannot follow holds the table up.
 pub(super) const DUE_SHARDS: u8 = 8;
-/// An older projection never overwrites a newer one.
-pub(super) const IS_NEWER: &str = "attribute_not_exists(last_seq) OR last_seq < :last_seq";
+/// A head exists, and it is older. An older projection never overwrites a newer one.
+pub(super) const NEWER: &str = "last_seq < :last_seq";
+/// The same, or no head exists.
+pub(super) const NEW_OR_NEWER: &str = "attribute_not_exists(last_seq) OR last_seq < :last_seq";
 /// Item layout that this version writes; it refuses newer ones.
 const LAYOUT: u64 = 1;
 
@@ -43,6 +44,11 @@ pub(super) fn due_partition(shard: u8) -> String {
 
 fn due_shard(key: &SessionKey) -> u8 {
     Sha256::digest(partition(key).as_bytes())[0] % DUE_SHARDS
+}
+
+/// The condition for the head that goes with record `seq`: only a first record makes a head.
+pub(super) fn may_write(seq: Seq) -> &'static str {
+    if seq == 1 { NEW_OR_NEWER } else { NEWER }
 }
 
 /// An update of the whole projection. Attribute names go by placeholder, since `status` and others
@@ -183,12 +189,6 @@ fn decode_status(name: &str) -> Result<SessionStatus, String> {
         .map_err(|_| format!("status {name} is not known to this version"))
 }
 
-/// Whether an attribute map has a value for `name` (used by tests of the expressions).
-#[cfg(test)]
-fn has(values: &HashMap<String, AttributeValue>, name: &str) -> bool {
-    values.contains_key(name)
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -221,9 +221,9 @@ mod tests {
         let key = SessionKey::new("t", "sesn_1");
         let idle = update(&key, &head(None));
         assert!(idle.expression.contains("REMOVE #title, #archived_at_ms, #due_pk, #due_ms"));
-        assert!(!has(&idle.values, ":due_ms"));
+        assert!(!idle.values.contains_key(":due_ms"));
         let due = update(&key, &head(Some(7)));
-        assert!(due.expression.contains("#due_ms = :due_ms") && has(&due.values, ":due_pk"));
+        assert!(due.expression.contains("#due_ms = :due_ms") && due.values.contains_key(":due_pk"));
         assert!(!due.expression.contains("lease"));
     }
 
