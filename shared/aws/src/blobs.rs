@@ -60,9 +60,11 @@ impl Blobs for S3Blobs {
                 }
                 _ => sort("read blob", &error).into(),
             })?;
-        let content = answer.body.collect().await.map_err(|error| BlobsError::Unavailable {
-            what: format!("read blob: {error}"),
-        })?;
+        let content = answer
+            .body
+            .collect()
+            .await
+            .map_err(|error| BlobsError::Unavailable { what: format!("read blob: {error}") })?;
         let content = content.into_bytes();
         if BlobRef::of(&content) != *blob {
             return Err(BlobsError::Corrupt { sha256: blob.sha256.clone() });

@@ -62,9 +62,7 @@ impl Clients {
     }
 
     fn from_sdk_config(config: &SdkConfig) -> Self {
-        let dynamodb = aws_sdk_dynamodb::config::Builder::from(config)
-            .retry_classifier(TransactionConflicts)
-            .build();
+        let dynamodb = with_dynamodb_retries(config.into()).build();
         let s3 = aws_sdk_s3::config::Builder::from(config)
             .timeout_config(timeouts(BLOB_ATTEMPT, BLOB_OPERATION))
             // An emulator and some S3-compatible stores have no host name for each bucket.
@@ -87,8 +85,19 @@ impl Clients {
     }
 }
 
+/// The settings of a DynamoDB client that do not come from the environment.
+pub fn dynamodb_config() -> aws_sdk_dynamodb::config::Builder {
+    with_dynamodb_retries(aws_sdk_dynamodb::Config::builder().retry_config(retries()))
+}
+
+fn with_dynamodb_retries(
+    builder: aws_sdk_dynamodb::config::Builder,
+) -> aws_sdk_dynamodb::config::Builder {
+    builder.retry_classifier(TransactionConflicts)
+}
+
 /// The retry settings of every client but Lambda's: exponential waits with jitter from 50 ms.
-pub fn retries() -> RetryConfig {
+fn retries() -> RetryConfig {
     RetryConfig::standard()
         .with_max_attempts(ATTEMPTS_MAX)
         .with_initial_backoff(Duration::from_millis(50))
@@ -113,8 +122,9 @@ fn https() -> SharedHttpClient {
     } else {
         TrustStore::empty().with_pem_certificate(AMAZON_ROOTS)
     };
-    let builder =
-        Builder::new().pool_idle_timeout(POOL_IDLE).tls_provider(Provider::Rustls(CryptoMode::Ring));
+    let builder = Builder::new()
+        .pool_idle_timeout(POOL_IDLE)
+        .tls_provider(Provider::Rustls(CryptoMode::Ring));
     match TlsContext::builder().with_trust_store(trust).build() {
         Ok(context) => builder.tls_context(context).build_https(),
         // Only the builder's own validation can fail; the default context then serves.
@@ -144,7 +154,10 @@ impl ClassifyRetry for TransactionConflicts {
         };
         let codes = || cancelled.cancellation_reasons().iter().filter_map(|reason| reason.code());
         let passing = |code: &str| {
-            matches!(code, "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded")
+            matches!(
+                code,
+                "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded"
+            )
         };
         // A condition that failed will fail again, whatever else went wrong beside it.
         if codes().any(passing) && codes().all(|code| code == "None" || passing(code)) {

@@ -8,10 +8,9 @@ use thiserror::Error;
 pub struct Config {
     pub store: StoreConfig,
     pub wake: WakeConfig,
-    /// The secret that holds the model keys; only the step function has it.
-    pub model_keys_arn: Option<String>,
-    /// The function that runs tools; only the step function has it.
-    pub hands: Option<HandsConfig>,
+    model_keys_arn: Option<String>,
+    sandbox_function: Option<String>,
+    api_key_sha256: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -39,7 +38,9 @@ pub struct HandsConfig {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
-    #[error("environment variable {name} is not set; template.yaml sets it on each function that needs it")]
+    #[error(
+        "environment variable {name} is not set; template.yaml sets it on each function that needs it"
+    )]
     Missing { name: &'static str },
 }
 
@@ -72,8 +73,32 @@ impl Config {
                 schedule_role_arn: need("TAILSTEP_SCHEDULE_ROLE_ARN")?,
             },
             model_keys_arn: find("TAILSTEP_MODEL_KEYS_ARN"),
-            hands: find("TAILSTEP_SANDBOX_FUNCTION").map(|function| HandsConfig { function }),
+            sandbox_function: find("TAILSTEP_SANDBOX_FUNCTION"),
+            api_key_sha256: find("TAILSTEP_API_KEY_SHA256"),
         })
+    }
+
+    /// SHA-256, in hexadecimal, of the key that the deployment was given; only the API function has it.
+    pub fn api_key_sha256(&self) -> Option<&str> {
+        self.api_key_sha256.as_deref()
+    }
+
+    /// The secret that holds the model keys; only the step function has it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Missing`].
+    pub fn model_keys_arn(&self) -> Result<&str, ConfigError> {
+        let missing = ConfigError::Missing { name: "TAILSTEP_MODEL_KEYS_ARN" };
+        self.model_keys_arn.as_deref().ok_or(missing)
+    }
+
+    /// The function that runs tools; only the step function has it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Missing`].
+    pub fn hands(&self) -> Result<HandsConfig, ConfigError> {
+        let missing = ConfigError::Missing { name: "TAILSTEP_SANDBOX_FUNCTION" };
+        self.sandbox_function.clone().map(|function| HandsConfig { function }).ok_or(missing)
     }
 }
 
@@ -86,12 +111,15 @@ mod tests {
         let all = |name: &str| Some(format!("value of {name}"));
         assert!(Config::from_lookup(all).is_ok());
         let without = |gone: &'static str| {
-            Config::from_lookup(move |name| Some(if name == gone { String::new() } else { "x".into() }))
+            Config::from_lookup(move |name| {
+                Some(if name == gone { String::new() } else { "x".into() })
+            })
         };
         assert_eq!(
             without("TAILSTEP_QUEUE_ARN").unwrap_err(),
             ConfigError::Missing { name: "TAILSTEP_QUEUE_ARN" }
         );
-        assert!(without("TAILSTEP_SANDBOX_FUNCTION").unwrap().hands.is_none());
+        let without = without("TAILSTEP_SANDBOX_FUNCTION").unwrap();
+        assert!(without.hands().is_err() && without.model_keys_arn().is_ok());
     }
 }

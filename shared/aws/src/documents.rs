@@ -145,10 +145,7 @@ fn partition(tenant: &str, kind: DocumentKind) -> String {
 }
 
 fn place(tenant: &str, kind: DocumentKind, id: &str) -> Item {
-    Item::from([
-        ("pk".to_owned(), text(partition(tenant, kind))),
-        ("sk".to_owned(), text(id)),
-    ])
+    Item::from([("pk".to_owned(), text(partition(tenant, kind))), ("sk".to_owned(), text(id))])
 }
 
 fn encode(document: &Document, nonce: &str) -> Item {

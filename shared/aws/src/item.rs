@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn keys_are_unambiguous_and_split_again() {
-        for parts in [["a", "b"], ["a#b", "c"], ["a", "b#c"], ["%23", "#"], ["", "x"], ["%", "25"]] {
+        for parts in [["a", "b"], ["a#b", "c"], ["a", "b#c"], ["%23", "#"], ["", "x"], ["%", "25"]]
+        {
             assert_eq!(split_key(&join_key(&parts)), parts);
         }
         assert_ne!(join_key(&["a#b", "c"]), join_key(&["a", "b#c"]));

@@ -5,20 +5,28 @@
 //! what an event means, nor any HTTP route. Credentials and region come from the environment that
 //! Lambda sets; resource names from [`Config::from_env`].
 
+mod batch;
 mod blobs;
 mod clients;
 mod config;
 mod documents;
+mod hands;
 mod item;
 mod log;
+mod logs;
 mod queue;
 mod secrets;
 mod trouble;
+mod wiring;
 
+pub use batch::handle_batch;
 pub use blobs::S3Blobs;
-pub use clients::{Clients, retries};
+pub use clients::{Clients, dynamodb_config};
 pub use config::{Config, ConfigError, HandsConfig, StoreConfig, WakeConfig};
 pub use documents::DynamoDocuments;
+pub use hands::LambdaHands;
 pub use log::DynamoLog;
-pub use queue::{SqsQueue, wake_of};
+pub use logs::start_logs;
+pub use queue::SqsQueue;
 pub use secrets::SecretsManager;
+pub use wiring::{NoHands, NoModel, Ports};

@@ -11,7 +11,7 @@
 //!
 //! That a record's predecessor exists is not checked on each write, which would need a transaction:
 //! the caller has read it, and records go away only with their whole session. What a worker writes
-//! into a session removed meanwhile stays unseen, since its head is not brought back.
+//! into a session that was removed meanwhile is noticed when its head cannot follow, and removed.
 
 mod append;
 mod find;
@@ -73,7 +73,10 @@ impl Log for DynamoLog {
             .send()
             .await
             .map_err(|error| sort("read head", &error))?;
-        answer.item.map(|item| head::decode(&item).map_err(|what| unreadable(key, what))).transpose()
+        answer
+            .item
+            .map(|item| head::decode(&item).map_err(|what| unreadable(key, what)))
+            .transpose()
     }
 
     async fn read(
@@ -123,11 +126,7 @@ impl Log for DynamoLog {
             Projection::Lag => self.put_record(key, entry, item).await,
             Projection::Follow => {
                 let appended = self.put_record(key, entry, item).await?;
-                // The record is durable, and with it the append: a head that could not follow is
-                // what the next step repairs.
-                if let Err(error) = self.follow(key, entry, head).await {
-                    tracing::warn!(session = %key, %error, "head does not follow its record");
-                }
+                self.follow(key, entry, head).await?;
                 Ok(appended)
             }
             Projection::Atomic => self.put_record_and_head(key, entry, item, head).await,

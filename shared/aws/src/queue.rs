@@ -139,10 +139,8 @@ impl SqsQueue {
             .input(wake.encode())
             .build()
             .map_err(bug)?;
-        let exactly = FlexibleTimeWindow::builder()
-            .mode(FlexibleTimeWindowMode::Off)
-            .build()
-            .map_err(bug)?;
+        let exactly =
+            FlexibleTimeWindow::builder().mode(FlexibleTimeWindowMode::Off).build().map_err(bug)?;
         let sent = self
             .scheduler
             .create_schedule()
@@ -175,7 +173,7 @@ impl SqsQueue {
 ///
 /// # Errors
 /// [`QueueError::Newer`] and [`QueueError::Malformed`] for the body, as [`Wake::decode`].
-pub fn wake_of<'a>(
+pub(crate) fn wake_of<'a>(
     body: &str,
     receipt: &str,
     attribute: impl Fn(&str) -> Option<&'a str>,
@@ -194,9 +192,11 @@ pub fn wake_of<'a>(
 
 fn delivery(message: &Message) -> Result<Delivery, QueueError> {
     let attributes = message.attributes();
-    wake_of(message.body().unwrap_or_default(), message.receipt_handle().unwrap_or_default(), |name| {
-        attributes?.get(&MessageSystemAttributeName::from(name)).map(String::as_str)
-    })
+    wake_of(
+        message.body().unwrap_or_default(),
+        message.receipt_handle().unwrap_or_default(),
+        |name| attributes?.get(&MessageSystemAttributeName::from(name)).map(String::as_str),
+    )
 }
 
 fn is_gone(code: Option<&str>) -> bool {

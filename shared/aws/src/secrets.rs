@@ -65,23 +65,24 @@ impl Secrets for SecretsManager {
 
 /// Reads the secret. The error says where it is wrong and shows none of it.
 fn parse(text: &str) -> Result<BTreeMap<String, String>, SecretsError> {
-    let values: BTreeMap<String, String> = serde_json::from_str(text).map_err(|error| {
-        SecretsError::Refused {
+    let values: BTreeMap<String, String> =
+        serde_json::from_str(text).map_err(|error| SecretsError::Refused {
             what: format!(
                 "model keys are not a JSON object of texts (line {}, column {}); \
                  put {{\"anthropic_api_key\": \"…\"}} into the secret",
                 error.line(),
                 error.column()
             ),
-        }
-    })?;
+        })?;
     // An empty value is how a template leaves a key to be filled in.
     Ok(values.into_iter().filter(|(_, value)| !value.is_empty()).collect())
 }
 
 impl fmt::Debug for SecretsManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretsManager").field("secret_arn", &self.secret_arn).finish_non_exhaustive()
+        f.debug_struct("SecretsManager")
+            .field("secret_arn", &self.secret_arn)
+            .finish_non_exhaustive()
     }
 }
 
@@ -91,7 +92,10 @@ mod tests {
 
     #[test]
     fn a_malformed_secret_is_refused_without_showing_it() {
-        assert_eq!(parse(r#"{"a":"1","b":""}"#).unwrap(), BTreeMap::from([("a".into(), "1".into())]));
+        assert_eq!(
+            parse(r#"{"a":"1","b":""}"#).unwrap(),
+            BTreeMap::from([("a".into(), "1".into())])
+        );
         for bad in ["sk-hidden", r#"{"a": sk-hidden}"#, r#"{"a": {"sk-hidden": 1}}"#] {
             let error = parse(bad).unwrap_err().to_string();
             assert!(error.contains("line 1") && !error.contains("hidden"), "{error}");

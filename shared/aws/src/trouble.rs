@@ -45,7 +45,11 @@ where
             let code = service.code().unwrap_or("no error code");
             let message = service.message().unwrap_or("no message");
             let text = format!("{what}: {code}: {message}");
-            if REFUSALS.contains(&code) { Trouble::Refused(text) } else { Trouble::Unavailable(text) }
+            if REFUSALS.contains(&code) {
+                Trouble::Refused(text)
+            } else {
+                Trouble::Unavailable(text)
+            }
         }
         // A request that could not even be built will not fare better next time.
         None if matches!(error, SdkError::ConstructionFailure(_)) => {

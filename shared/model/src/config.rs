@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use http::Uri;
+use ::http::Uri;
 use thiserror::Error;
 
 /// Where the public Anthropic API is.
@@ -44,8 +44,6 @@ pub enum ConfigError {
     /// The address itself is not shown: it may hold a password.
     #[error("{name} is not usable: {reason}; give an address like `https://host/v1`")]
     Url { name: &'static str, reason: &'static str },
-    #[error("cannot use the certificates of SSL_CERT_FILE: {reason}")]
-    Roots { reason: String },
 }
 
 impl Default for Config {

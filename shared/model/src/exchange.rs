@@ -4,8 +4,8 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use ::http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::Full;
 use tailstep_core::model::{FailureKind, ModelAnswer, ModelFailure, Usage};
 use tailstep_runtime::ports::{Secrets, SecretsError};
@@ -79,8 +79,7 @@ pub(crate) async fn call<A: Assembly>(
         secrets.refresh(provider.secret).await;
         let fresh = self::key(secrets, provider).await?;
         if fresh != key {
-            answer =
-                send(http, provider, fresh.as_deref(), body, deadline, &mut redactor).await?;
+            answer = send(http, provider, fresh.as_deref(), body, deadline, &mut redactor).await?;
         }
     }
     if !answer.status.is_success() {
@@ -121,7 +120,9 @@ fn no_key(provider: &Provider) -> ModelFailure {
     let Provider { label, secret, variable, .. } = provider;
     failure(
         FailureKind::Credentials,
-        format!("no key for {label}: set the secret `{secret}` (in local mode the variable {variable})"),
+        format!(
+            "no key for {label}: set the secret `{secret}` (in local mode the variable {variable})"
+        ),
     )
 }
 
@@ -183,8 +184,7 @@ async fn refused(
     }
     let complaint = Complaint::read(&answer.body.complaint().await);
     let what = format!("{} answered {status}", provider.label);
-    let mut failed =
-        failure(complaint.by_status(status), complaint.message(&what, redactor));
+    let mut failed = failure(complaint.by_status(status), complaint.message(&what, redactor));
     failed.retry_after_ms = retry_after_ms(&answer.headers, SystemTime::now());
     if answer.status == StatusCode::UNAUTHORIZED {
         failed.message.push_str(&format!(" (check the secret `{}`)", provider.secret));

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use http::HeaderMap;
+use ::http::HeaderMap;
 use serde_json::Value;
 use tailstep_core::model::{FailureKind, ModelFailure, Usage};
 
@@ -92,7 +92,9 @@ impl Complaint {
             "authentication_error" | "permission_error" | "invalid_api_key" => {
                 FailureKind::Credentials
             }
-            "invalid_request_error" | "not_found_error" | "request_too_large"
+            "invalid_request_error"
+            | "not_found_error"
+            | "request_too_large"
             | "context_length_exceeded" => FailureKind::Rejected,
             _ => FailureKind::Interrupted,
         }
@@ -139,13 +141,19 @@ impl Redactor {
                 line.push(' ');
             }
             // A key that is not ours, or ours with stars in the middle.
-            line.push_str(if word.contains("sk-") { "[redacted]" } else { word });
+            line.push_str(if has_key(word) { "[redacted]" } else { word });
         }
         match line.char_indices().nth(EXPLANATION_CHARS_MAX) {
             Some((end, _)) => format!("{}…", &line[..end]),
             None => line,
         }
     }
+}
+
+/// Whether something in `word` begins as both providers' keys do.
+fn has_key(word: &str) -> bool {
+    word.match_indices("sk-")
+        .any(|(at, _)| !word[..at].chars().next_back().is_some_and(char::is_alphanumeric))
 }
 
 /// How long the provider asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date.
@@ -181,7 +189,7 @@ mod tests {
     #[track_caller]
     fn wait(headers: &[(&'static str, &'static str)], expect: Option<u64>) {
         let map = headers.iter().map(|(name, value)| {
-            (name.parse::<http::HeaderName>().unwrap(), http::HeaderValue::from_static(value))
+            (name.parse::<::http::HeaderName>().unwrap(), ::http::HeaderValue::from_static(value))
         });
         let now = UNIX_EPOCH + Duration::from_secs(784_111_777);
         assert_eq!(retry_after_ms(&map.collect(), now), expect, "{headers:?}");
@@ -278,6 +286,7 @@ mod tests {
         secrets.add("abc-123");
         assert_eq!(secrets.line("key abc-123,\n\tnot\u{7}good"), "key [redacted], not good");
         assert_eq!(secrets.line("provided: sk-abcd***wxyz."), "provided: [redacted]");
+        assert_eq!(secrets.line("key=sk-abcd task-1"), "[redacted] task-1");
         let long = secrets.line(&"é".repeat(1_000));
         assert_eq!(long.chars().count(), EXPLANATION_CHARS_MAX + 1);
     }

@@ -4,8 +4,8 @@
 
 use std::{error::Error, path::PathBuf, sync::OnceLock, time::Duration};
 
+use ::http::{HeaderMap, Request, StatusCode};
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};

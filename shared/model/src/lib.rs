@@ -6,10 +6,18 @@
 //! again; waiting and further tries belong to the loop. The one exception is a refused key, which is
 //! fetched anew once in the same call.
 
+mod anthropic;
+mod calls;
 pub mod config;
+mod exchange;
 mod failure;
+mod http;
+mod openai;
 mod router;
 pub mod scripted;
+mod sse;
+#[cfg(any(test, feature = "stub"))]
+pub mod strict;
 pub mod tls;
 
 pub use config::{Config, ConfigError};

@@ -150,17 +150,17 @@ fn last_text(message: &Message) -> Option<&str> {
     }
     message.parts.iter().rev().find_map(|part| match part {
         Part::Content(Content::Text { text }) if !text.trim().is_empty() => Some(text.as_str()),
-        Part::Content(_)
-        | Part::ToolUse { .. }
-        | Part::ToolResult { .. }
-        | Part::Opaque { .. } => None,
+        Part::Content(_) | Part::ToolUse { .. } | Part::ToolResult { .. } | Part::Opaque { .. } => {
+            None
+        }
     })
 }
 
 /// Four bytes a token, and never nothing. Only the newest message is counted as input: the rest would
 /// be in a provider's cache, and counting it would make each answer dearer than the one before.
 fn usage(request: &ModelRequest, blocks: &[Block]) -> Usage {
-    let shown = request.messages.last().map_or(0, |message| message.parts.iter().map(bytes_in).sum());
+    let shown =
+        request.messages.last().map_or(0, |message| message.parts.iter().map(bytes_in).sum());
     let said = blocks.iter().map(bytes_out).sum();
     Usage { input_tokens: tokens(shown), output_tokens: tokens(said), ..Usage::default() }
 }

@@ -9,6 +9,8 @@ pub mod error;
 pub mod ids;
 pub mod ingress;
 pub mod load;
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
 pub mod prefix;
 pub mod record;
 pub mod step;

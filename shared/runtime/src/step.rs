@@ -85,6 +85,8 @@ pub async fn step(
     let mut dead = None;
     for _ in 0..ROUNDS_MAX {
         let now_ms = runtime.clock.now_ms();
+        #[cfg(feature = "planted-bugs")]
+        let now_ms = crate::planted::now_ms(now_ms);
         let action = match dead {
             Some(intent) => given_up(&loaded.session, intent, now_ms, &runtime.limits),
             None => decide(&loaded.session, now_ms, &runtime.limits),
@@ -161,7 +163,7 @@ async fn watch(
     open: &Open,
 ) -> Result<Watched, RuntimeError> {
     let lease = loaded.head.as_ref().and_then(|head| head.lease);
-    if lease.is_some_and(|lease| lease.abandoned && open.intent <= lease.intent) {
+    if lease.is_some_and(|lease| lease.abandoned) {
         return Ok(Watched::Dead);
     }
     let version = lease.filter(|lease| lease.intent == open.intent).map_or(0, |l| l.version);
@@ -236,6 +238,13 @@ async fn settle(
         Err(RuntimeError::Refused { .. }) => {}
         Err(error) => return Err(error),
     }
+    #[cfg(feature = "planted-bugs")]
+    if let Some(events) =
+        crate::planted::unfenced(loaded.session.open().map(|open| open.intent), events)
+        && record(runtime, loaded, &events, Projection::Follow).await.is_ok()
+    {
+        return Ok(StepOutcome::Done);
+    }
     let fenced = Event::Fenced(Fenced {
         intent,
         usage: usage_of(events),
@@ -267,6 +276,8 @@ fn usage_of(events: &[Event]) -> Usage {
 /// Sends the next wake-up if the session needs one.
 pub(crate) async fn wake_next(runtime: &Runtime, loaded: &Loaded) -> Result<(), RuntimeError> {
     let now_ms = runtime.clock.now_ms();
+    #[cfg(feature = "planted-bugs")]
+    let now_ms = crate::planted::now_ms(now_ms);
     let delay_ms = match decide(&loaded.session, now_ms, &runtime.limits) {
         Action::Rest => return Ok(()),
         Action::Wait { until_ms } => until_ms.saturating_sub(now_ms),

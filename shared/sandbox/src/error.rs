@@ -10,7 +10,9 @@ pub enum SandboxError {
     #[error("sandbox specification: {what}")]
     Spec { what: String },
     /// The helper executable is not where it was looked for.
-    #[error("no sandbox helper `tailstep-hands` in {looked_in}: build it with `cargo build -p tailstep-sandbox`, or name its path")]
+    #[error(
+        "no sandbox helper `tailstep-hands` in {looked_in}: build it with `cargo build -p tailstep-sandbox`, or name its path"
+    )]
     NoHelper { looked_in: String },
     #[error("cannot start the sandbox helper {path}")]
     Start { path: PathBuf, source: std::io::Error },
@@ -24,8 +26,8 @@ pub enum SandboxError {
     #[error("the sandbox did not answer within {waited_ms} ms and was killed")]
     Unresponsive { waited_ms: u64 },
     /// The call cannot be sent.
-    #[error("call is too large: {bytes} bytes, the limit is {bytes_max}")]
-    CallTooLarge { bytes: usize, bytes_max: usize },
+    #[error("call is too large: its encoded form passes {bytes_max} bytes")]
+    CallTooLarge { bytes_max: usize },
 }
 
 /// What a caller can do about a failure.

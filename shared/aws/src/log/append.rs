@@ -6,9 +6,7 @@ use aws_sdk_dynamodb::{
         put_item::PutItemError, transact_write_items::TransactWriteItemsError,
         update_item::UpdateItemError,
     },
-    types::{
-        Put, ReturnValue, ReturnValuesOnConditionCheckFailure, TransactWriteItem, Update,
-    },
+    types::{Put, ReturnValue, ReturnValuesOnConditionCheckFailure, TransactWriteItem, Update},
 };
 use tailstep_core::ids::{Seq, SessionKey, UnixMs};
 use tailstep_runtime::ports::{Appended, Entry, Head, LogError};
@@ -99,18 +97,50 @@ impl DynamoLog {
         Err(sort(&what, &error).into())
     }
 
-    /// Writes the head after `entry`, which is stored. Only a first record makes a head.
+    /// Writes the head after `entry`, which is stored.
+    ///
+    /// # Errors
+    /// [`LogError::Corrupt`] when the session turns out to be removed: then so is the record again.
+    /// No other failure counts, since the record is durable and the next step repairs its head.
     pub(super) async fn follow(
         &self,
         key: &SessionKey,
         entry: &Entry,
         head: &Head,
     ) -> Result<(), LogError> {
-        if entry.seq == 1 {
-            self.write_head(key, head, head::NEW_OR_NEWER).await.map(|_| ())
-        } else {
-            self.project_existing(key, head).await
+        let condition = head::may_write(entry.seq);
+        let written = match self.write_head(key, head, condition).await {
+            Ok(Written::NoHead) => self.follow_without_head(key, entry, head).await,
+            Ok(Written::Yes | Written::NotNewer) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match written {
+            Err(error @ LogError::Corrupt { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(session = %key, %error, "head does not follow its record");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
+    }
+
+    /// The head is lost, or the whole session was removed while its worker was busy; the record
+    /// before this one tells.
+    async fn follow_without_head(
+        &self,
+        key: &SessionKey,
+        entry: &Entry,
+        head: &Head,
+    ) -> Result<(), LogError> {
+        if self.has_record(key, entry.seq - 1).await? {
+            return self.write_head(key, head, head::NEW_OR_NEWER).await.map(|_| ());
+        }
+        self.remove_record(key, entry.seq).await?;
+        Err(LogError::Corrupt {
+            session: key.session.clone(),
+            seq: entry.seq - 1,
+            what: "record is missing, as after a removal".to_owned(),
+        })
     }
 
     /// Writes the head unless the stored one is as new. A lost head is made again from what the

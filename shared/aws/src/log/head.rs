@@ -85,7 +85,8 @@ pub(super) fn update(key: &SessionKey, head: &Head) -> HeadUpdate {
         ("due_pk", head.due_at_ms.map(|_| text(due_partition(due_shard(key))))),
         ("due_ms", head.due_at_ms.map(number)),
     ];
-    let mut update = HeadUpdate { expression: String::new(), names: HashMap::new(), values: Item::new() };
+    let mut update =
+        HeadUpdate { expression: String::new(), names: HashMap::new(), values: Item::new() };
     let mut assignments = Vec::new();
     let mut removals = Vec::new();
     let all = set.into_iter().map(|(name, value)| (name, Some(value))).chain(optional);

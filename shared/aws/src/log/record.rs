@@ -37,12 +37,13 @@ pub(super) async fn encode(
     if entry.body.len() <= BODY_BYTES_MAX {
         item.insert("body".to_owned(), binary(&entry.body));
     } else {
-        let blob = blobs.put(&key.tenant, entry.body.clone()).await.map_err(|error| match error {
-            BlobsError::Unavailable { what } => LogError::Unavailable { what },
-            BlobsError::Refused { .. } | BlobsError::Missing { .. } | BlobsError::Corrupt { .. } => {
-                LogError::Refused { what: error.to_string() }
-            }
-        })?;
+        let blob =
+            blobs.put(&key.tenant, entry.body.clone()).await.map_err(|error| match error {
+                BlobsError::Unavailable { what } => LogError::Unavailable { what },
+                BlobsError::Refused { .. }
+                | BlobsError::Missing { .. }
+                | BlobsError::Corrupt { .. } => LogError::Refused { what: error.to_string() },
+            })?;
         item.insert("body_sha256".to_owned(), text(blob.sha256));
         item.insert("body_bytes".to_owned(), number(blob.bytes));
     }

@@ -1,7 +1,7 @@
 //! Removing a session: its records, then its head.
 
 use aws_sdk_dynamodb::types::{DeleteRequest, WriteRequest};
-use tailstep_core::ids::SessionKey;
+use tailstep_core::ids::{Seq, SessionKey};
 use tailstep_runtime::ports::LogError;
 
 use super::{DynamoLog, head_key, page_limit, pause_between_rounds};
@@ -43,6 +43,14 @@ impl DynamoLog {
             }
         }
         self.delete(vec![head_key(key)]).await
+    }
+
+    pub(super) async fn remove_record(&self, key: &SessionKey, seq: Seq) -> Result<(), LogError> {
+        let place = Item::from([
+            ("pk".to_owned(), text(partition(key))),
+            ("sk".to_owned(), text(record_key(seq))),
+        ]);
+        self.delete(vec![place]).await
     }
 
     /// Deletes up to 25 items.

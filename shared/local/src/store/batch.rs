@@ -97,10 +97,13 @@ impl<'a> Batch<'a> {
     }
 
     fn insert(&mut self, key: &Arc<SessionKey>, entry: &Entry) -> rusqlite::Result<()> {
-        if !self.staged.contains_key(key) {
+        let begun = self.staged.get(key);
+        if begun.is_none_or(Staged::is_void) {
             *self.numbers += 1;
             rows::insert_session(self.c, *self.numbers, key)?;
-            self.staged.insert(key.clone(), Staged::at(Place::new(*self.numbers)));
+            let purged = begun.is_some();
+            let place = Place { no: *self.numbers, ..Place::default() };
+            self.staged.insert(key.clone(), Staged { place, purged, ..Staged::default() });
         }
         if let Some(staged) = self.staged.get_mut(key) {
             rows::insert_record(self.c, staged.place.no, entry)?;
@@ -121,11 +124,13 @@ impl<'a> Batch<'a> {
 
     fn beat(&mut self, key: &Arc<SessionKey>, beat: Beat) -> Decided {
         let (c, board) = (self.c, self.board);
-        let Some(staged) = self.load(key)? else { return Ok(Err(Refusal::Conflict(beat.intent))) };
-        let Some(head_seq) = staged.head_seq(board, key) else {
-            return Ok(Err(Refusal::Conflict(beat.intent)));
+        let unknown = Ok(Err(Refusal::Conflict(beat.intent)));
+        let Some(staged) = self.load(key)? else { return unknown };
+        let Some(head_seq) = staged.head.as_ref().map(|head| head.last_seq) else {
+            return unknown;
         };
-        let holder = staged.beat.map(|beat| beat.intent).max(board.lease_intent(key));
+        let beats = staged.beats.iter().map(|beat| beat.intent);
+        let holder = beats.max().max(board.lease_intent(key));
         if let Some(newer) = holder.filter(|holder| *holder > beat.intent) {
             return Ok(Err(Refusal::Conflict(newer)));
         }
@@ -133,7 +138,7 @@ impl<'a> Batch<'a> {
             rows::write_due(c, staged.place.no, beat.due_at_ms)?;
             staged.place.stored_due_ms = Some(beat.due_at_ms);
         }
-        staged.beat = Some(beat);
+        staged.beats.push(beat);
         Ok(Ok(Answer::HeadSeq(head_seq)))
     }
 
@@ -141,7 +146,7 @@ impl<'a> Batch<'a> {
         let c = self.c;
         if let Some(staged) = self.load(key)? {
             rows::purge(c, staged.place.no)?;
-            staged.purged = true;
+            *staged = Staged { purged: true, ..Staged::default() };
         }
         Ok(Ok(Answer::Done))
     }
@@ -161,22 +166,17 @@ impl<'a> Batch<'a> {
 
     /// The session as this batch has left it so far; `None` when there is none.
     fn load(&mut self, key: &Arc<SessionKey>) -> rusqlite::Result<Option<&mut Staged>> {
-        if self.staged.get(key).is_some_and(|staged| staged.purged) {
-            // Its numbers are gone from the database, and it may begin anew.
-            return Ok(None);
-        }
         if !self.staged.contains_key(key) {
-            let staged = match self.board.place(key) {
-                Some(place) => Staged::at(place),
+            let (place, head) = match self.board.place(key) {
+                Some(known) => known,
                 None => {
                     let Some(place) = rows::place(self.c, key)? else { return Ok(None) };
-                    let head = rows::head(self.c, key)?.map(|(_, head)| Arc::new(head));
-                    Staged { head, ..Staged::at(place) }
+                    (place, rows::head(self.c, key)?.map(|(_, head)| Arc::new(head)))
                 }
             };
-            self.staged.insert(key.clone(), staged);
+            self.staged.insert(key.clone(), Staged { place, head, ..Staged::default() });
         }
-        Ok(self.staged.get_mut(key))
+        Ok(self.staged.get_mut(key).filter(|staged| !staged.is_void()))
     }
 
     fn nonce(&self, key: &SessionKey, seq: Seq) -> rusqlite::Result<Option<String>> {
@@ -193,15 +193,34 @@ impl<'a> Batch<'a> {
 }
 
 impl Staged {
-    fn at(place: Place) -> Self {
-        Self {
-            place,
-            entries: Vec::new(),
-            head: None,
-            projected: false,
-            intent_written: false,
-            beat: None,
-            purged: false,
+    /// There is no such session (any more).
+    pub(super) fn is_void(&self) -> bool {
+        self.place.no == 0
+    }
+
+    /// Takes a newer head. It is stored at once where a crash would otherwise lose a wake-up, and
+    /// soon in the other cases.
+    fn project(&mut self, c: &Connection, head: &Arc<Head>) -> rusqlite::Result<()> {
+        if self.head.as_ref().is_some_and(|known| known.last_seq >= head.last_seq) {
+            return Ok(());
         }
+        self.head = Some(head.clone());
+        self.projected = true;
+        let wakes = head.due_at_ms.is_some() && self.place.stored_due_ms.is_none();
+        let covered = |stored: Seq| head.last_seq.saturating_sub(stored) < HEAD_LAG_RECORDS_MAX;
+        if wakes || !self.place.stored_seq.is_some_and(covered) {
+            self.store_head(c)?;
+        }
+        Ok(())
+    }
+
+    fn store_head(&mut self, c: &Connection) -> rusqlite::Result<()> {
+        let Some(head) = &self.head else { return Ok(()) };
+        if self.place.stored_seq != Some(head.last_seq) {
+            rows::write_head(c, self.place.no, head)?;
+            self.place.stored_seq = Some(head.last_seq);
+            self.place.stored_due_ms = head.due_at_ms;
+        }
+        Ok(())
     }
 }

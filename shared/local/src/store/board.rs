@@ -9,7 +9,6 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 
 use tailstep_core::ids::{Seq, SessionKey, UnixMs};
@@ -51,26 +50,28 @@ struct View {
     head: Option<Arc<Head>>,
     tail: VecDeque<Entry>,
     tail_bytes: usize,
-    /// Since when the head is newer than the stored one.
-    dirty_since: Option<Instant>,
+    /// The head is newer than the stored one.
+    dirty: bool,
     used: u64,
 }
 
 /// What one batch of the writer did to one session, to be shown when it is committed.
+#[derive(Default)]
 pub(super) struct Staged {
     pub place: Place,
     pub entries: Vec<Entry>,
-    /// The head after the batch, where it changed or had to be loaded.
+    /// The head after the batch.
     pub head: Option<Arc<Head>>,
     /// The head was written in this batch, and its due time with it.
     pub projected: bool,
     pub intent_written: bool,
-    pub beat: Option<Beat>,
+    pub beats: Vec<Beat>,
+    /// What was known before this batch is void; the session may have begun anew since.
     pub purged: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Beat {
+pub(crate) struct Beat {
     pub intent: Seq,
     pub due_at_ms: UnixMs,
 }
@@ -155,13 +156,9 @@ impl Board {
         self.lock().view(key).map_or(0, |view| view.place.last_seq)
     }
 
-    pub(super) fn place(&self, key: &SessionKey) -> Option<Place> {
-        self.lock().view(key).map(|view| view.place)
-    }
-
-    /// The last record that the session's head covers, on the board.
-    pub(super) fn head_seq(&self, key: &SessionKey) -> Option<Seq> {
-        self.lock().view(key)?.head.as_ref().map(|head| head.last_seq)
+    /// Where the session stands, and its head without the lease.
+    pub(super) fn place(&self, key: &SessionKey) -> Option<(Place, Option<Arc<Head>>)> {
+        self.lock().view(key).map(|view| (view.place, view.head.clone()))
     }
 
     pub(super) fn nonce(&self, key: &SessionKey, seq: Seq) -> Option<String> {
@@ -196,15 +193,16 @@ impl Board {
         due.take(limit).map(|(_, key)| (**key).clone()).collect()
     }
 
-    /// Heads that have waited since before `until` to be stored.
-    pub(super) fn dirty(&self, until: Instant) -> Vec<(Arc<SessionKey>, i64, Arc<Head>)> {
+    /// Sessions whose heads are newer here than in the database.
+    pub(super) fn dirty(&self) -> Vec<Arc<SessionKey>> {
         let inner = self.lock();
-        let old = inner.sessions.iter().filter_map(|(key, known)| {
-            let view = known.view.as_ref()?;
-            view.dirty_since.filter(|since| *since <= until)?;
-            Some((key.clone(), view.place.no, view.head.clone()?))
-        });
-        old.collect()
+        let dirty = |known: &Known| known.view.as_ref().is_some_and(|view| view.dirty);
+        inner
+            .sessions
+            .iter()
+            .filter(|(_, known)| dirty(known))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// Shows what a committed batch did.
@@ -278,14 +276,21 @@ impl Inner {
             if let Some(view) = self.sessions.remove(key).and_then(|known| known.view) {
                 self.bytes -= view.bytes();
             }
+        }
+        if staged.is_void() {
             return;
         }
         self.tick += 1;
         let tick = self.tick;
         let known = self.sessions.entry(key.clone()).or_default();
         known.taken |= staged.intent_written;
-        let mut view = known.view.take().unwrap_or_else(|| View::new(staged.place));
-        self.bytes -= view.bytes();
+        let mut view = match known.view.take() {
+            Some(view) => {
+                self.bytes -= view.bytes();
+                view
+            }
+            None => View::new(staged.place),
+        };
         view.used = tick;
         view.place = staged.place;
         view.show(staged.head, staged.entries);
@@ -295,8 +300,8 @@ impl Inner {
         if staged.projected {
             self.set_due(key, due_at_ms);
         }
-        if let Some(beat) = staged.beat {
-            // The writer has compared the intents already.
+        for beat in staged.beats {
+            // A newer attempt that beat since the writer looked keeps the lease.
             let _ = self.beat(key, beat);
         }
     }
@@ -307,7 +312,7 @@ impl Inner {
             return;
         }
         let clean = |(key, known): (&Arc<SessionKey>, &Known)| {
-            let view = known.view.as_ref().filter(|view| view.dirty_since.is_none())?;
+            let view = known.view.as_ref().filter(|view| !view.dirty)?;
             Some((view.used, key.clone()))
         };
         let mut oldest: Vec<(u64, Arc<SessionKey>)> =
@@ -331,14 +336,7 @@ impl Inner {
 
 impl View {
     fn new(place: Place) -> Self {
-        Self {
-            place,
-            head: None,
-            tail: VecDeque::new(),
-            tail_bytes: 0,
-            dirty_since: None,
-            used: 0,
-        }
+        Self { place, head: None, tail: VecDeque::new(), tail_bytes: 0, dirty: false, used: 0 }
     }
 
     fn show(&mut self, head: Option<Arc<Head>>, entries: Vec<Entry>) {
@@ -354,11 +352,7 @@ impl View {
         if head.is_some() {
             self.head = head;
         }
-        let stored = self.head.as_ref().map(|head| head.last_seq) == self.place.stored_seq;
-        self.dirty_since = match (stored, self.dirty_since) {
-            (true, _) => None,
-            (false, since) => since.or_else(|| Some(Instant::now())),
-        };
+        self.dirty = self.head.as_ref().map(|head| head.last_seq) != self.place.stored_seq;
     }
 
     fn bytes(&self) -> usize {

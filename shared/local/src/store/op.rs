@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use tailstep_core::ids::{Seq, SessionKey};
-use tailstep_runtime::ports::{
-    Appended, Document, DocumentKind, Entry, Expect, Head, Projection,
-};
+use tailstep_runtime::ports::{Appended, Document, DocumentKind, Entry, Expect, Head, Projection};
 
 use super::board::Beat;
 

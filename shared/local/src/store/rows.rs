@@ -11,8 +11,9 @@ use tailstep_runtime::ports::{
 };
 
 /// Where a session stands in the database.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Place {
+    /// 1 and up.
     pub no: i64,
     /// The last record; 0 when there is none.
     pub last_seq: Seq,

@@ -16,14 +16,27 @@ use super::{answers, call_id, call_start, last_text, usage};
 #[derive(Debug, PartialEq, Eq)]
 enum Ask<'a> {
     /// `Reply with exactly this text: X`
-    Reply { text: &'a str },
+    Reply {
+        text: &'a str,
+    },
     /// `Use the bash tool to run exactly: X`
-    Run { command: &'a str },
+    Run {
+        command: &'a str,
+    },
     /// `Take N steps with the bash tool: X`: N calls, one after another.
-    Steps { count: usize, command: &'a str },
+    Steps {
+        count: usize,
+        command: &'a str,
+    },
     /// `Call the T tool for K V.`
-    Call { tool: &'a str, key: &'a str, value: &'a str },
-    Other { text: &'a str },
+    Call {
+        tool: &'a str,
+        key: &'a str,
+        value: &'a str,
+    },
+    Other {
+        text: &'a str,
+    },
     /// Nothing that can be read: pictures alone, for example.
     Nothing,
 }
@@ -36,9 +49,7 @@ pub(super) fn answer(request: &ModelRequest) -> ModelAnswer {
     let ask = text.map_or(Ask::Nothing, Ask::parse);
     let block = match ask {
         Ask::Reply { text } => say(text),
-        Ask::Run { command } if done == 0 => {
-            call(request, start, "bash", &[("command", command)])
-        }
+        Ask::Run { command } if done == 0 => call(request, start, "bash", &[("command", command)]),
         Ask::Steps { count, command } if done < count => {
             call(request, start, "bash", &[("command", command)])
         }
@@ -48,7 +59,9 @@ pub(super) fn answer(request: &ModelRequest) -> ModelAnswer {
         Ask::Other { text } => {
             say(&format!("This is the scripted model, no real one is behind it. You said: {text}"))
         }
-        Ask::Nothing => say("This is the scripted model, no real one is behind it. You sent no text."),
+        Ask::Nothing => {
+            say("This is the scripted model, no real one is behind it. You sent no text.")
+        }
     };
     let stop = match block {
         Block::ToolUse { .. } => Stop::ToolUse,

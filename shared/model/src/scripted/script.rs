@@ -104,7 +104,9 @@ impl Script {
             .map_err(|fault| format!("not a JSON list of turns: {fault}"))?;
         for (index, turn) in turns.iter().enumerate() {
             for block in &turn.blocks {
-                block.block(String::new()).map_err(|fault| format!("turn {}: {fault}", index + 1))?;
+                block
+                    .block(String::new())
+                    .map_err(|fault| format!("turn {}: {fault}", index + 1))?;
             }
             if turn.failure.is_some() && !turn.blocks.is_empty() {
                 return Err(format!("turn {}: has both blocks and a failure", index + 1));
@@ -241,7 +243,9 @@ impl WrittenBlock {
                 id,
                 name: name()?,
                 raw: self.arguments.clone().ok_or("a broken tool use needs `arguments`")?,
-                reason: self.reason.ok_or("a broken tool use needs a `reason`: cut or malformed")?,
+                reason: self
+                    .reason
+                    .ok_or("a broken tool use needs a `reason`: cut or malformed")?,
             },
             BlockKind::Opaque => Block::Opaque {
                 dialect: self.dialect.clone().ok_or("an opaque block needs a `dialect`")?,

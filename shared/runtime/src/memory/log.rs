@@ -15,9 +15,7 @@ use tokio::{
 };
 
 use super::lock;
-use crate::ports::{
-    Appended, Entry, Head, Lease, ListSessions, Log, LogError, Page, Projection,
-};
+use crate::ports::{Appended, Entry, Head, Lease, ListSessions, Log, LogError, Page, Projection};
 
 #[derive(Default)]
 pub struct MemoryLog {
@@ -177,9 +175,7 @@ impl Stored {
     fn insert(&mut self, key: &SessionKey, entry: &Entry) -> Result<Appended, LogError> {
         match self.records.get(&entry.seq) {
             Some(found) if found.nonce == entry.nonce => Ok(Appended::AlreadyMine),
-            Some(_) => {
-                Err(LogError::Conflict { session: key.session.clone(), seq: entry.seq })
-            }
+            Some(_) => Err(LogError::Conflict { session: key.session.clone(), seq: entry.seq }),
             // Below the last record there is no free place, only a lost one.
             None if entry.seq <= self.last_seq() => Err(missing(key, entry.seq)),
             None => {

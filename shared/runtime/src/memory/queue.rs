@@ -93,9 +93,7 @@ impl Queue for MemoryQueue {
         let id = state.next_id;
         state.next_id += 1;
         state.order.insert((visible_ms, id));
-        state
-            .messages
-            .insert(id, Message { wake: wake.clone(), sent_ms, visible_ms, receives: 0 });
+        state.messages.insert(id, Message { wake: wake.clone(), sent_ms, visible_ms, receives: 0 });
         let first = state.order.first() == Some(&(visible_ms, id));
         drop(state);
         if visible_ms <= sent_ms || first {

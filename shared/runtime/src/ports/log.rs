@@ -81,7 +81,7 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Projection {
     /// Not now: an intent, whose outcome will write the head soon. The due time already stored keeps
-    /// the session under the sweeper's eye.
+    /// the session under the sweeper's eye. Its writer is alive, so an abandoned lease ends here.
     Lag,
     /// After the record. A crash in between leaves a head that the next step repairs.
     Follow,
@@ -126,8 +126,8 @@ pub struct Head {
 pub struct Lease {
     pub intent: Seq,
     pub version: u64,
-    /// The adapter knows that whoever holds this attempt or an earlier one is gone (a process that no
-    /// longer exists), so that nobody needs to wait.
+    /// The adapter knows that whoever held the session is gone (a process that no longer exists) and
+    /// that nobody has written an intent or beaten since, so that nobody needs to wait.
     #[serde(default)]
     pub abandoned: bool,
 }

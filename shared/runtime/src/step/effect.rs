@@ -46,7 +46,11 @@ async fn call_model(
     deadline: Option<Instant>,
 ) -> Result<Event, RuntimeError> {
     let intent = loaded.session.seq;
-    let context = runtime.prefixes.context(runtime.log.as_ref(), &loaded.key, intent).await?;
+    #[cfg(not(feature = "planted-bugs"))]
+    let shown = intent;
+    #[cfg(feature = "planted-bugs")]
+    let shown = crate::planted::shown_seq(intent);
+    let context = runtime.prefixes.context(runtime.log.as_ref(), &loaded.key, shown).await?;
     let Some(request) = context.request(&runtime.limits) else {
         return Err(RuntimeError::NotFound { session: loaded.key.session.clone() });
     };
@@ -170,6 +174,8 @@ async fn within<T>(
     future: impl Future<Output = T>,
 ) -> Option<T> {
     let limit = Duration::from_millis(limit_ms);
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // Tokio's clock, so that paused time holds for deadlines too.
+    let now = tokio::time::Instant::now().into_std();
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
     tokio::time::timeout(left.map_or(limit, |left| left.min(limit)), future).await.ok()
 }

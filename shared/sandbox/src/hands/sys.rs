@@ -3,11 +3,7 @@
 use std::{
     ffi::CString,
     io,
-    os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::Path,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
 use rustix::process::Pid;
@@ -65,9 +61,8 @@ pub(super) fn fork_into(namespaces: libc::c_int) -> io::Result<Forked> {
     // SAFETY: without CLONE_VM and with no stack given this is a fork. The kernel reads one
     // `CloneArgs` and writes the descriptor to `exit` in the parent; both live through the call.
     // The caller has one thread, so the child's copy of every lock is free.
-    let outcome = unsafe {
-        libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>())
-    };
+    let outcome =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
     match i32::try_from(outcome) {
         Ok(0) => Ok(Forked::Child),
         Ok(pid) if pid > 0 => {
@@ -171,15 +166,4 @@ fn unix_socket() -> io::Result<OwnedFd> {
 pub(super) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit takes no memory and does not return.
     unsafe { libc::_exit(code) }
-}
-
-/// Changes owner and group of what `path` itself names, links included.
-pub(super) fn chown(directory: impl AsFd, path: &Path, id: u32) -> io::Result<()> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-    // SAFETY: the kernel reads a NUL-terminated path that lives through the call.
-    let outcome = unsafe {
-        libc::fchownat(directory.as_fd().as_raw_fd(), path.as_ptr(), id, id, flags)
-    };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -38,10 +38,7 @@ pub(crate) fn drop_capabilities() -> io::Result<()> {
         }
     }
     let none = CapabilitySet::empty();
-    set_capabilities(
-        None,
-        CapabilitySets { effective: none, permitted: none, inheritable: none },
-    )?;
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     Ok(())
 }
 

@@ -117,12 +117,6 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_uselib,
     #[cfg(target_arch = "x86_64")]
     libc::SYS__sysctl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_create_module,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_query_module,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_get_kernel_syms,
 ];
 
 impl Filter {
@@ -179,7 +173,9 @@ impl Filter {
         // calls; the kernel copies them and writes to none.
         let outcome = unsafe {
             match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
-                0 => libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+                0 => {
+                    libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+                }
                 failed => failed,
             }
         };

@@ -84,9 +84,13 @@ mod tests {
         assert_eq!(names(), "bash, read, write, edit, glob, grep");
         for (definition, (name, expected)) in DEFINITIONS.iter().zip(fields) {
             let schema: serde_json::Value = serde_json::from_str(definition.input_schema).unwrap();
-            let mut found: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+            let mut found: Vec<&String> =
+                schema["properties"].as_object().unwrap().keys().collect();
             found.sort();
-            assert_eq!((definition.name, found), (name, expected.iter().map(|f| f.to_string()).collect::<Vec<_>>().iter().collect()));
+            assert_eq!(
+                (definition.name, found),
+                (name, expected.iter().map(|f| f.to_string()).collect::<Vec<_>>().iter().collect())
+            );
         }
     }
 }

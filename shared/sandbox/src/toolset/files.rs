@@ -77,7 +77,10 @@ fn read_lines(run: &Run<'_>, name: &str, file: File, range: LineRange) -> Result
         }
     }
     if number < range.start {
-        return Err(format!("view_range starts at line {}, but `{name}` has {number}", range.start));
+        return Err(format!(
+            "view_range starts at line {}, but `{name}` has {number}",
+            range.start
+        ));
     }
     let mut text = String::from_utf8_lossy(&text).into_owned();
     if truncated_bytes > 0 {
@@ -106,8 +109,9 @@ pub(super) fn edit(run: &Run<'_>, mut fields: Fields) -> Result<Answer, String> 
     let all = fields.flag("replace_all")?;
     fields.finish()?;
     if old.is_empty() {
-        return Err("old_string is empty; give the text to replace, or use write for a new file"
-            .into());
+        return Err(
+            "old_string is empty; give the text to replace, or use write for a new file".into()
+        );
     }
     if old == new {
         return Err("old_string and new_string are identical: nothing to change".into());

@@ -72,8 +72,8 @@ impl Fields {
         let numbers: Option<Vec<i64>> =
             value.as_array().and_then(|items| items.iter().map(Value::as_i64).collect());
         let range = match numbers.as_deref() {
-            Some([start @ 1.., -1]) => Some((*start, None)),
-            Some([start @ 1.., end]) if end >= start => Some((*start, Some(*end))),
+            Some([start, -1]) if *start > 0 => Some((*start, None)),
+            Some([start, end]) if *start > 0 && end >= start => Some((*start, Some(*end))),
             Some(_) | None => None,
         };
         let Some((start, end)) = range else {

@@ -25,14 +25,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::{
-    definitions::{DEFINITIONS, Definition, names},
-    stop::Stop,
-};
 pub(crate) use self::{
     beneath::{Inner, PathError, Root},
     reach::Reach,
     walk::{Step, Walked, walk},
+};
+pub use self::{
+    definitions::{DEFINITIONS, Definition, names},
+    stop::Stop,
 };
 use self::{
     input::Fields,

@@ -40,7 +40,10 @@ impl Receipts {
             ));
         }
         Some(receipt.reply.clone().unwrap_or_else(|| {
-            error(call, "this call ran before, and its result is no longer kept; it was not run again")
+            error(
+                call,
+                "this call ran before, and its result is no longer kept; it was not run again",
+            )
         }))
     }
 

@@ -198,6 +198,8 @@ fn ending(walked: Walked) -> &'static str {
     match walked {
         Walked::Whole => "",
         Walked::Stopped => "\n[... the search ran out of time; narrow it with path ...]",
-        Walked::Bounded => "\n[... only the first 50000 entries were searched; narrow it with path ...]",
+        Walked::Bounded => {
+            "\n[... only the first 50000 entries were searched; narrow it with path ...]"
+        }
     }
 }

@@ -4,7 +4,10 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,9 +32,10 @@ use super::{
 const BASH: [&str; 3] = ["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"];
 
 /// Gives the shell its own end-of-command channel (descriptor 9, which commands do not inherit),
-/// joins error output to output, and lets the kernel's out-of-memory killer take commands first.
+/// joins error output to output, and lets the kernel's out-of-memory killer take commands before
+/// PID 1; half of the scale, so that a command can offer itself up before others.
 const PROLOGUE: &str = "exec 9>&2 2>&1; \
-    { builtin echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null\n";
+    { builtin echo 500 >/proc/self/oom_score_adj; } 2>/dev/null\n";
 
 /// How long a killed shell may take to vanish before it is left behind.
 const EXIT_WAIT: Duration = Duration::from_millis(2_000);
@@ -53,9 +57,13 @@ pub(super) struct Shell {
 /// How a command ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    Exited { code: i32 },
+    Exited {
+        code: i32,
+    },
     /// The shell itself ended: `exit`, `exec`, a signal. `None` when its status is not known.
-    ShellGone { code: Option<i32> },
+    ShellGone {
+        code: Option<i32>,
+    },
     Deadline,
     Stopped,
 }
@@ -73,7 +81,12 @@ impl Shell {
             ioctl_fionbio(ours, true)?;
         }
         let mut command = Command::new(bash);
-        command.args(["--noprofile", "--norc", "-s"]).current_dir(directory).env_clear();
+        // The name stands in front of every message of the shell.
+        command
+            .arg0("bash")
+            .args(["--noprofile", "--norc", "-s"])
+            .current_dir(directory)
+            .env_clear();
         command.envs(surroundings.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::from(script_in)).stdout(Stdio::from(output_in));
         command.stderr(Stdio::from(done_in));
@@ -91,7 +104,9 @@ impl Shell {
         surroundings.reach.adopt(child.id());
         let sink = Arc::new(Sink { output, current: Mutex::new(None) });
         let reader = Arc::clone(&sink);
-        thread::Builder::new().name("shell-output".into()).spawn(move || reader.run(reader_wake))?;
+        thread::Builder::new()
+            .name("shell-output".into())
+            .spawn(move || reader.run(reader_wake))?;
         let mut shell = Self {
             child,
             exit,
@@ -105,7 +120,6 @@ impl Shell {
         shell.send_all(PROLOGUE.as_bytes(), Instant::now() + EXIT_WAIT)?;
         Ok(shell)
     }
-
 
     /// Runs one command, which holds no NUL, and waits for its end. After any end but
     /// [`End::Exited`] the shell is of no further use; after a deadline or stop it still runs.
@@ -230,7 +244,6 @@ impl Shell {
     }
 
     fn status(&mut self) -> Option<i32> {
-        use std::os::unix::process::ExitStatusExt;
         let status = self.child.wait().ok()?;
         status.code().or_else(|| status.signal().map(|signal| 128 + signal))
     }

@@ -1,0 +1,168 @@
+//! `tailstep dev`: the API, the workers, the timers and the sweeper in one process.
+
+use std::{
+    io::{ErrorKind, Write, stdout},
+    net::SocketAddr,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use axum::serve::ListenerExt;
+use tailstep_api::{App, keys, router};
+use tailstep_runtime::ports::{Documents, SystemClock, Clock};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    time,
+};
+
+use super::DataArgs;
+use crate::{
+    engine::Engine,
+    home::{Home, Tools, TENANT},
+    logging,
+    signals::Stop,
+};
+
+/// How long requests and steps under way may take to end after the first signal.
+const GRACE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The API key comes from TAILSTEP_API_KEY. Without it the first start makes one and shows it once; a
+lost one is replaced by starting with TAILSTEP_API_KEY set to a new one.
+
+Models: bare ids need ANTHROPIC_API_KEY, openai/NAME needs TAILSTEP_OPENAI_BASE_URL (and
+OPENAI_API_KEY if the server wants one), scripted/echo needs nothing.")]
+pub(crate) struct Args {
+    /// Address and port to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "TAILSTEP_LISTEN")]
+    listen: String,
+
+    #[command(flatten)]
+    data: DataArgs,
+
+    /// Steps that may be under way at one time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    workers: u16,
+
+    /// Run without sandboxes; every tool call is answered with an error
+    #[arg(long)]
+    no_hands: bool,
+
+    /// Let scripted/echo answer for this model id (for tests; may be given more than once)
+    #[arg(long, value_name = "ID")]
+    scripted_model: Vec<String>,
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    logging::start(args.data.log.as_deref(), "info")?;
+    let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = threads.block_on(dev(args));
+    // What was abandoned must not keep the process.
+    threads.shutdown_background();
+    served.map(|()| ExitCode::SUCCESS)
+}
+
+async fn dev(args: &Args) -> anyhow::Result<()> {
+    let mut stop = Stop::new()?;
+    let listener = listen(&args.listen).await?;
+    let address = listener.local_addr()?;
+    let tools = if args.no_hands { Tools::None } else { Tools::Sandboxed };
+    let home = Home::open(&args.data.data, tools, &args.scripted_model).await?;
+    home.say_what_is_scripted();
+    let key = ready_key(home.local.documents.as_ref()).await?;
+    let engine = Engine::start(&home.runtime, usize::from(args.workers));
+    let app = App {
+        runtime: home.runtime.clone(),
+        documents: home.local.documents.clone(),
+        stream_max_ms: None,
+    };
+    let (closing, closed) = watch::channel(false);
+    let mut server = tokio::spawn(serve(listener, app, closed));
+    announce(address, key.as_deref())?;
+
+    tokio::select! {
+        () = stop.asked() => {}
+        ended = &mut server => bail!("the server ended by itself: {ended:?}"),
+    }
+    tracing::info!("stopping; a second signal stops at once");
+    let _ = closing.send(true);
+    let ending = async {
+        // Event streams stay open as long as their clients like; they are cut with the process.
+        let (_, _) = tokio::join!(time::timeout(GRACE, &mut server), engine.stop(GRACE));
+    };
+    tokio::select! {
+        () = ending => {}
+        () = stop.asked() => {}
+    }
+    home.close().await;
+    Ok(())
+}
+
+/// One line for every way in which an address cannot be had.
+async fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    let error = match TcpListener::bind(address).await {
+        Ok(listener) => return Ok(listener),
+        Err(error) => error,
+    };
+    Err(match error.kind() {
+        ErrorKind::AddrInUse => anyhow!(
+            "{address} is in use; stop the other process, or choose another port with --listen \
+             (port 0 takes a free one)"
+        ),
+        ErrorKind::PermissionDenied => anyhow!(
+            "may not listen on {address}; choose a port above 1023 with --listen"
+        ),
+        _ => anyhow!("cannot listen on {address}: {error}; give --listen as ADDRESS:PORT"),
+    })
+}
+
+async fn serve(listener: TcpListener, app: App, mut closed: watch::Receiver<bool>) -> anyhow::Result<()> {
+    // Small answers and single events must not wait for the next packet.
+    let listener = listener.tap_io(no_delay);
+    axum::serve(listener, router(app))
+        .with_graceful_shutdown(async move {
+            // The sender's end is the process's end.
+            let _ = closed.wait_for(|closed| *closed).await;
+        })
+        .await
+        .context("cannot serve")
+}
+
+fn no_delay(stream: &mut TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection stays with delays");
+    }
+}
+
+/// Makes sure that a key is accepted; answers one that was made just now.
+async fn ready_key(documents: &dyn Documents) -> anyhow::Result<Option<String>> {
+    let now_ms = SystemClock.now_ms();
+    if let Some(key) = std::env::var("TAILSTEP_API_KEY").ok().filter(|key| !key.is_empty()) {
+        keys::ensure_key(documents, TENANT, &key, "TAILSTEP_API_KEY", now_ms)
+            .await
+            .context("cannot use TAILSTEP_API_KEY")?;
+        return Ok(None);
+    }
+    if keys::any_key(documents).await? {
+        return Ok(None);
+    }
+    let key = keys::new_key();
+    keys::ensure_key(documents, TENANT, &key, "first start", now_ms).await?;
+    Ok(Some(key))
+}
+
+fn announce(address: SocketAddr, key: Option<&str>) -> anyhow::Result<()> {
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "reachable from other machines, without encryption");
+    }
+    let mut out = stdout().lock();
+    if let Some(key) = key {
+        writeln!(out, "api key: {key} (shown this once; only its hash is kept)")?;
+    }
+    writeln!(out, "listening on http://{address}")?;
+    out.flush()?;
+    Ok(())
+}

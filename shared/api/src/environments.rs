@@ -1,0 +1,295 @@
+//! Environments: where sessions' tools run. This version has one kind, `cloud`, with what the
+//! deployment's own sandbox offers; a session keeps the environment's id only.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Path, RawQuery, Request, State},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tailstep_core::{ids::UnixMs, limits::input::NAME_CHARS_MAX};
+use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
+
+use crate::{
+    Api,
+    auth::Caller,
+    edge::{Answer, json as answer, read_body},
+    error::ApiError,
+    fields::{Fields, check_length, check_name},
+    metadata::{EmptyValue, Metadata, patched},
+    page::{PageBody, Scope, fill},
+    query::Query,
+    repeat::Creation,
+    stamp::stamp,
+    store::{self, Stored},
+};
+
+const ID_PREFIX: &str = "env_";
+const PAGE_DEFAULT: usize = 20;
+const PAGE_MAX: usize = 100;
+const DESCRIPTION_CHARS_MAX: usize = 4_096;
+
+/// Lost races in one write. Each means that somebody else's write went through.
+const RACES_MAX: usize = 16;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Environment {
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default)]
+    metadata: Metadata,
+    updated_at_ms: UnixMs,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) archived_at_ms: Option<UnixMs>,
+}
+
+pub(crate) async fn create(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Answer {
+    let (parts, body) = request.into_parts();
+    let body = read_body(body).await?;
+    let route = "/v1/environments";
+    let mut creation =
+        Creation::begin(&api, &caller, &parts.headers, route, &body, ID_PREFIX).await?;
+    if creation.repeated
+        && let Some(made) = get(&api, &caller, &creation.id).await?
+    {
+        return answer(&shown(&made));
+    }
+    let mut fields = Fields::of_body(&body)?;
+    let name = fields.required_text("name")?;
+    check_name(&name, "name", NAME_CHARS_MAX)?;
+    let now_ms = api.now_ms();
+    let blank = Environment {
+        name,
+        description: None,
+        metadata: Metadata::new(),
+        updated_at_ms: now_ms,
+        archived_at_ms: None,
+    };
+    let value = with_rest(blank, fields)?;
+    creation.reserve(&api, &caller).await?;
+    let mut made = Stored { id: creation.id, revision: 0, created_at_ms: now_ms, value };
+    let documents = api.app.documents.as_ref();
+    if !store::put(documents, &caller.tenant, DocumentKind::Environment, &made).await? {
+        made = existing(&api, &caller, &made.id).await?;
+    }
+    answer(&shown(&made))
+}
+
+pub(crate) async fn retrieve(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    Query::of(query.as_deref()).finish()?;
+    answer(&shown(&existing(&api, &caller, &id).await?))
+}
+
+async fn get(
+    api: &Api,
+    caller: &Caller,
+    id: &str,
+) -> Result<Option<Stored<Environment>>, ApiError> {
+    if !store::is_id(id, ID_PREFIX) {
+        return Ok(None);
+    }
+    let documents = api.app.documents.as_ref();
+    store::get(documents, &caller.tenant, DocumentKind::Environment, id).await
+}
+
+pub(crate) async fn existing(
+    api: &Api,
+    caller: &Caller,
+    id: &str,
+) -> Result<Stored<Environment>, ApiError> {
+    get(api, caller, id).await?.ok_or_else(|| ApiError::not_found("environment", id))
+}
+
+pub(crate) async fn update(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Answer {
+    let body = read_body(request.into_body()).await?;
+    let change = |environment: &Environment| {
+        let mut fields = Fields::of_body(&body)?;
+        let mut next = environment.clone();
+        if let Some(name) = fields.text("name")? {
+            check_name(&name, "name", NAME_CHARS_MAX)?;
+            next.name = name;
+        }
+        let next = with_rest(next, fields)?;
+        if environment.archived_at_ms.is_some() {
+            return Err(archived(&id));
+        }
+        Ok(next)
+    };
+    answer(&shown(&rewrite(&api, &caller, &id, change).await?))
+}
+
+/// Why an archived environment does not do.
+pub(crate) fn archived(id: &str) -> ApiError {
+    ApiError::invalid(format!("environment {id} is archived; use another one"))
+        .with_code("environment_archived")
+}
+
+pub(crate) async fn archive(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Answer {
+    let now_ms = api.now_ms();
+    let change = |environment: &Environment| {
+        let archived_at_ms = environment.archived_at_ms.or(Some(now_ms));
+        Ok(Environment { archived_at_ms, ..environment.clone() })
+    };
+    answer(&shown(&rewrite(&api, &caller, &id, change).await?))
+}
+
+/// Changes the environment; a change that gives the same again writes nothing.
+async fn rewrite(
+    api: &Api,
+    caller: &Caller,
+    id: &str,
+    change: impl Fn(&Environment) -> Result<Environment, ApiError>,
+) -> Result<Stored<Environment>, ApiError> {
+    let documents = api.app.documents.as_ref();
+    for _ in 0..RACES_MAX {
+        let mut stored = existing(api, caller, id).await?;
+        let mut next = change(&stored.value)?;
+        if next == stored.value {
+            return Ok(stored);
+        }
+        next.updated_at_ms = api.now_ms();
+        stored.value = next;
+        if store::put(documents, &caller.tenant, DocumentKind::Environment, &stored).await? {
+            stored.revision += 1;
+            return Ok(stored);
+        }
+    }
+    Err(ApiError::unavailable())
+}
+
+/// Sessions keep what they need, so an environment can go while they run.
+pub(crate) async fn delete(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Answer {
+    existing(&api, &caller, &id).await?;
+    let documents = api.app.documents.as_ref();
+    documents.delete(&caller.tenant, DocumentKind::Environment, &id).await?;
+    answer(&json!({"id": id, "type": "environment_deleted"}))
+}
+
+pub(crate) async fn list(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let mut query = Query::of(query.as_deref());
+    let archived = query.flag("include_archived")?;
+    let limit = query.limit(PAGE_DEFAULT, PAGE_MAX)?;
+    let page = query.one("page")?;
+    query.finish()?;
+    let scope = Scope { tenant: &caller.tenant, list: "environments", order: "desc" };
+    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
+    let (api, tenant) = (api.as_ref(), caller.tenant.as_str());
+    let fetch = |after, limit| async move {
+        let query = ListDocuments { prefix: String::new(), after, limit, descending: true };
+        let page = api.app.documents.list(tenant, DocumentKind::Environment, &query).await?;
+        let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
+        Ok(Page { items, more: page.more })
+    };
+    let keep =
+        |stored: &Stored<Environment>| archived || stored.value.archived_at_ms.is_none();
+    let (found, more) =
+        fill(limit, after, fetch, |stored: &Stored<Environment>| stored.id.as_str(), keep).await?;
+    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
+    answer(&PageBody { data: found.iter().map(shown).collect(), next_page })
+}
+
+/// The fields that mean the same in a create and an update.
+fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environment, ApiError> {
+    match fields.take_raw("description") {
+        None => {}
+        Some(Value::Null) => environment.description = None,
+        Some(Value::String(text)) => {
+            check_length(&text, "description", DESCRIPTION_CHARS_MAX)?;
+            environment.description = Some(text).filter(|text| !text.is_empty());
+        }
+        Some(_) => return Err(fields.error("description", "must be a string")),
+    }
+    environment.metadata = patched(&environment.metadata, &mut fields, EmptyValue::Deletes)?;
+    if let Some(config) = fields.take("config") {
+        check_config(Fields::of(config, "config")?)?;
+    }
+    if let Some(scope) = fields.text("scope")?
+        && scope != "organization"
+    {
+        return Err(ApiError::unsupported("scope", "scopes other than organization are"));
+    }
+    fields.finish()?;
+    Ok(environment)
+}
+
+/// There is one configuration; it may be spelt out.
+fn check_config(mut fields: Fields) -> Result<(), ApiError> {
+    match fields.required_text("type")?.as_str() {
+        "cloud" => {}
+        "self_hosted" => return Err(ApiError::unsupported("config.type", "self_hosted is")),
+        _ => return Err(fields.error("type", "must be cloud")),
+    }
+    if let Some(networking) = fields.take("networking") {
+        let mut networking = Fields::of(networking, "config.networking")?;
+        match networking.required_text("type")?.as_str() {
+            "unrestricted" => networking.finish()?,
+            "limited" => {
+                return Err(ApiError::unsupported("config.networking.type", "limited is"));
+            }
+            _ => return Err(networking.error("type", "must be unrestricted")),
+        }
+    }
+    if let Some(packages) = fields.take("packages") {
+        let mut packages = Fields::of(packages, "config.packages")?;
+        if packages.text("type")?.is_some_and(|kind| kind != "packages") {
+            return Err(packages.error("type", "must be packages"));
+        }
+        for manager in ["apt", "cargo", "gem", "go", "npm", "pip"] {
+            packages.unsupported(manager, "packages are")?;
+        }
+        packages.finish()?;
+    }
+    fields.finish()
+}
+
+fn shown(stored: &Stored<Environment>) -> Value {
+    let Environment { name, description, metadata, updated_at_ms, archived_at_ms } = &stored.value;
+    json!({
+        "id": stored.id,
+        "type": "environment",
+        "name": name,
+        "description": description,
+        "scope": "organization",
+        "config": {
+            "type": "cloud",
+            "networking": {"type": "unrestricted"},
+            "packages": {
+                "type": "packages",
+                "apt": [], "cargo": [], "gem": [], "go": [], "npm": [], "pip": [],
+            },
+        },
+        "metadata": metadata,
+        "created_at": stamp(stored.created_at_ms),
+        "updated_at": stamp(*updated_at_ms),
+        "archived_at": archived_at_ms.map(stamp),
+    })
+}

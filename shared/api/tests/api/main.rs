@@ -1,0 +1,13 @@
+//! The API in process: the router over the ports in memory, a scripted model, and steps run by hand.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod agents;
+mod bench;
+mod environments;
+mod errors;
+mod history;
+mod paging;
+mod repeats;
+mod sessions;
+mod streams;
+mod tenants;

@@ -1,0 +1,232 @@
+//! Hands in a Lambda function of their own: each call is one direct invocation, with the workspace
+//! carried along as an archive. The function has an empty role; what it answers is data.
+//!
+//! **Isolation.** The invocation names the session's sandbox as its tenant, and the function is in
+//! tenant isolation mode: no execution environment ever serves two sandboxes. An environment may be
+//! reused by its own sandbox, which then finds its shell again; nothing relies on that.
+//!
+//! **Limits.** An invocation carries 6 MB each way, base64 and JSON included, so a packed workspace may have
+//! 4 MB. Egress is not restricted yet.
+//!
+//! The two message types are the function's contract; `functions/sandbox` reads the same examples.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use aws_sdk_lambda::{
+    Client,
+    error::SdkError,
+    operation::invoke::{InvokeError, InvokeOutput},
+    primitives::Blob,
+};
+use aws_smithy_types::timeout::TimeoutConfig;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tailstep_core::ids::{BlobRef, SessionKey, sha256_hex};
+use tailstep_runtime::ports::{Blobs, BlobsError, Hands, HandsError, ToolOrder, ToolReply};
+
+use crate::{config::HandsConfig, trouble::Trouble, trouble::sort};
+
+/// Largest packed workspace. With base64 it is 5.3 MB of the 6 MB that an invocation may carry.
+const ARCHIVE_BYTES_MAX: usize = 4_000_000;
+/// Format of the messages.
+const FORMAT: u32 = 1;
+/// What an invocation may take beyond its tool's own limit: a cold start, unpacking and packing.
+const OVERHEAD_MS: u64 = 30_000;
+
+#[derive(Clone)]
+pub struct LambdaHands {
+    lambda: Client,
+    function: String,
+    blobs: Arc<dyn Blobs>,
+}
+
+impl LambdaHands {
+    pub fn new(lambda: Client, config: HandsConfig, blobs: Arc<dyn Blobs>) -> Self {
+        Self { lambda, function: config.function, blobs }
+    }
+}
+
+/// What the function is sent.
+#[derive(Debug, Serialize)]
+struct Order<'a> {
+    v: u32,
+    /// The session's sandbox; one environment serves one of them.
+    sandbox: String,
+    call: Call<'a>,
+    /// The workspace before the call: a gzipped tar archive in base64. Absent for an empty one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workspace: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Call<'a> {
+    call_id: String,
+    tool: &'a str,
+    /// JSON text.
+    input: &'a str,
+    timeout_ms: u64,
+}
+
+/// What the function answers.
+#[derive(Debug, Deserialize)]
+struct Answer {
+    reply: Reply,
+    /// The workspace after the call, in the same form; absent when it did not change.
+    #[serde(default)]
+    workspace: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Reply {
+    text: String,
+    is_error: bool,
+}
+
+#[async_trait]
+impl Hands for LambdaHands {
+    /// Dropping the future abandons the invocation, which Lambda cannot stop: it ends at its own
+    /// limit, and its answer goes nowhere.
+    async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
+        let workspace = match &order.workspace {
+            None => None,
+            Some(blob) => match self.blobs.get(&order.key.tenant, blob).await {
+                Ok(archive) if archive.len() > ARCHIVE_BYTES_MAX => {
+                    return Ok(failed(format!(
+                        "the workspace has {} bytes packed, more than the {ARCHIVE_BYTES_MAX} that \
+                         this sandbox can carry; the call did not run",
+                        archive.len()
+                    )));
+                }
+                Ok(archive) => Some(STANDARD.encode(archive)),
+                Err(error @ (BlobsError::Missing { .. } | BlobsError::Corrupt { .. })) => {
+                    tracing::error!(session = %order.key, %error, "workspace is lost");
+                    return Ok(failed(
+                        "the saved workspace is lost; the call did not run".to_owned(),
+                    ));
+                }
+                Err(error) => return Err(HandsError::Unavailable { what: error.to_string() }),
+            },
+        };
+        let answer = self.invoke(order, workspace).await?;
+        let workspace = match answer.workspace {
+            None => None,
+            Some(text) => Some(self.store(&order.key, &text).await?),
+        };
+        Ok(ToolReply { text: answer.reply.text, is_error: answer.reply.is_error, workspace })
+    }
+
+    async fn release(&self, _key: &SessionKey) -> Result<(), HandsError> {
+        // Nothing runs between calls, and Lambda takes idle environments away by itself.
+        Ok(())
+    }
+}
+
+impl LambdaHands {
+    async fn invoke(
+        &self,
+        order: &ToolOrder,
+        workspace: Option<String>,
+    ) -> Result<Answer, HandsError> {
+        let call = Call {
+            call_id: format!("{}.{}.{}", order.call.seq, order.call.event, order.call.part),
+            tool: &order.tool,
+            input: order.input.as_str(),
+            timeout_ms: order.timeout_ms,
+        };
+        let sandbox = sandbox_id(&order.key);
+        let message = Order { v: FORMAT, sandbox: sandbox.clone(), call, workspace };
+        let payload = serde_json::to_vec(&message)
+            .map_err(|error| HandsError::Unavailable { what: error.to_string() })?;
+        let limit = Duration::from_millis(order.timeout_ms.saturating_add(OVERHEAD_MS));
+        let timeouts = TimeoutConfig::builder().operation_timeout(limit).build();
+        let sent = self
+            .lambda
+            .invoke()
+            .function_name(&self.function)
+            .tenant_id(sandbox)
+            .payload(Blob::new(payload))
+            .customize()
+            .config_override(aws_sdk_lambda::Config::builder().timeout_config(timeouts))
+            .send()
+            .await;
+        read(&sent.map_err(|error| unanswered(&error))?)
+    }
+
+    async fn store(&self, key: &SessionKey, text: &str) -> Result<BlobRef, HandsError> {
+        let lost = |what: String| HandsError::Lost { what };
+        let archive = STANDARD
+            .decode(text)
+            .map_err(|error| lost(format!("workspace archive is not base64: {error}")))?;
+        self.blobs
+            .put(&key.tenant, Bytes::from(archive))
+            .await
+            .map_err(|error| lost(format!("workspace could not be saved: {error}")))
+    }
+}
+
+fn failed(text: String) -> ToolReply {
+    ToolReply { text, is_error: true, workspace: None }
+}
+
+/// The sandbox of a session, as Lambda's tenant: no character of a name can be refused, and no two
+/// sessions share it.
+fn sandbox_id(key: &SessionKey) -> String {
+    sha256_hex(crate::item::join_key(&[&key.tenant, &key.session]).as_bytes())
+}
+
+fn read(output: &InvokeOutput) -> Result<Answer, HandsError> {
+    let payload = output.payload().map(Blob::as_ref).unwrap_or_default();
+    if let Some(kind) = output.function_error() {
+        // Such a payload is Lambda's own: an error type and one line of text.
+        let text = String::from_utf8_lossy(&payload[..payload.len().min(500)]).into_owned();
+        return Err(HandsError::Lost { what: format!("{kind}: {text}") });
+    }
+    serde_json::from_slice(payload)
+        .map_err(|error| HandsError::Lost { what: format!("answer cannot be read: {error}") })
+}
+
+/// An invocation without an answer. Lambda refuses before anything runs; behind its internal errors,
+/// a lost connection or our own deadline, the call may have run.
+fn unanswered<R: std::fmt::Debug>(error: &SdkError<InvokeError, R>) -> HandsError {
+    let (Trouble::Unavailable(what) | Trouble::Refused(what)) = sort("invoke sandbox", error);
+    let refused = match error {
+        SdkError::ServiceError(service) => {
+            !matches!(service.err(), InvokeError::ServiceException(_))
+        }
+        other => matches!(other, SdkError::ConstructionFailure(_)),
+    };
+    if refused { HandsError::Unavailable { what } } else { HandsError::Lost { what } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_the_ones_the_function_reads() {
+        let call = Call {
+            call_id: "7.0.2".into(),
+            tool: "bash",
+            input: r#"{"command":"true"}"#,
+            timeout_ms: 150_000,
+        };
+        let workspace = Some("H4sIAAAA".into());
+        let order = Order { v: FORMAT, sandbox: "5b1e".into(), call, workspace };
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../examples/hands-order-v1.json")).unwrap();
+        assert_eq!(serde_json::to_value(&order).unwrap(), golden);
+        let answer: Answer =
+            serde_json::from_str(include_str!("../examples/hands-answer-v1.json")).unwrap();
+        assert_eq!((answer.reply.text.as_str(), answer.reply.is_error), ("ok\n", false));
+        assert_eq!(answer.workspace.as_deref(), Some("H4sIAAAA"));
+    }
+
+    #[test]
+    fn sandboxes_of_different_sessions_differ() {
+        let a = sandbox_id(&SessionKey::new("a#b", "c"));
+        assert_ne!(a, sandbox_id(&SessionKey::new("a", "b#c")));
+        assert_eq!(a.len(), 64);
+    }
+}

@@ -1,0 +1,193 @@
+//! The execution layer of the local form: one sandbox a session, made when its first call comes,
+//! ended when it has been idle for a while or room is needed, over a workspace that outlives it.
+
+mod folder;
+mod pool;
+
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tailstep_core::ids::SessionKey;
+use tailstep_runtime::ports::{Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_sandbox::{Call, Layers, Retry, Sandbox, SandboxError, Spec, check_host};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout_at},
+};
+
+pub use folder::workspace_dir;
+
+use folder::Folder;
+use pool::{Live, Pool, Use};
+
+/// Said before the reply of a call that finds the shell of the calls before it gone.
+const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files in /workspace are as they \
+    were, but processes and shell variables of earlier calls are gone.]\n";
+
+#[derive(Debug, Clone)]
+pub struct HandsConfig {
+    /// What each sandbox is made of; its `workspace` is set for each session.
+    pub spec: Spec,
+    /// Sandboxes at one time. When all are at work, a further session's call waits.
+    pub live_max: usize,
+    /// A sandbox without a call for this long is ended.
+    pub idle_ms: u64,
+    /// The longest wait for room.
+    pub room_wait_ms: u64,
+}
+
+impl Default for HandsConfig {
+    fn default() -> Self {
+        Self {
+            spec: Spec::new(PathBuf::new()),
+            live_max: 32,
+            idle_ms: 120_000,
+            room_wait_ms: 60_000,
+        }
+    }
+}
+
+/// [`Hands`] in `namespaces` sandboxes of this machine.
+pub struct LocalHands {
+    data_dir: PathBuf,
+    config: HandsConfig,
+    pool: Pool,
+}
+
+impl LocalHands {
+    /// Hands over the workspaces in `data_dir`. Needs a tokio runtime.
+    pub fn new(data_dir: impl Into<PathBuf>, config: HandsConfig) -> Arc<Self> {
+        let pool = Pool::new(config.live_max);
+        let hands = Arc::new(Self { data_dir: data_dir.into(), config, pool });
+        tokio::spawn(end_the_idle(Arc::downgrade(&hands), hands.config.idle_ms));
+        hands
+    }
+
+    /// Looks whether this host can isolate, and which walls it has; `helper` as in
+    /// [`Spec::helper_path`].
+    ///
+    /// # Errors
+    /// One line that says what is missing and what to change.
+    pub async fn check_host(helper: Option<&Path>) -> Result<Layers, String> {
+        check_host(helper).await
+    }
+
+    /// Ends every sandbox, whatever it is doing; workspaces stay. Later calls are refused.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// Sandboxes that are running.
+    pub fn live(&self) -> usize {
+        self.pool.live(self.config.live_max)
+    }
+
+    /// The session's sandbox, and whether it is another one than the call before may have had.
+    async fn ready(&self, session: &Use<'_>, key: &SessionKey) -> Result<(Live, bool), HandsError> {
+        let mut held = session.slot().lock_owned().await;
+        match &*held {
+            Some(live) if !self.is_worn(live) => return Ok((live.clone(), false)),
+            Some(_) | None => {}
+        }
+        if let Some(worn) = held.take() {
+            worn.end().await;
+        }
+        let until = Instant::now() + Duration::from_millis(self.config.room_wait_ms);
+        let room = timeout_at(until, self.pool.room()).await.map_err(|_| {
+            unavailable(format!("all {} sandboxes are at work", self.config.live_max))
+        })?;
+        let room = room.ok_or_else(|| unavailable("the process is ending".to_owned()))?;
+        let folder = Folder::of(&self.data_dir, key);
+        let had_one = folder.prepare().map_err(|error| unavailable(error.to_string()))?;
+        let spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
+        let sandbox =
+            Sandbox::provision(&spec).await.map_err(|error| unavailable(chain(&error)))?;
+        let live = Live::new(sandbox, room);
+        *held = Some(live.clone());
+        Ok((live, had_one))
+    }
+
+    /// Its backstop could end it during the next call.
+    fn is_worn(&self, live: &Live) -> bool {
+        let limits = &self.config.spec.limits;
+        let left_ms = limits.life_ms_max.saturating_sub(limits.call_ms_max);
+        live.born.elapsed() >= Duration::from_millis(left_ms.max(limits.life_ms_max / 2))
+    }
+}
+
+#[async_trait]
+impl Hands for LocalHands {
+    async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
+        let session = self.pool.enter(&order.key);
+        let (live, new) = self.ready(&session, &order.key).await?;
+        let call = Call {
+            call_id: format!("{}.{}.{}", order.call.seq, order.call.event, order.call.part),
+            tool: order.tool.clone(),
+            input: order.input.as_str().to_owned(),
+            timeout_ms: order.timeout_ms,
+        };
+        let done = tokio::select! {
+            done = live.sandbox.execute(call) => done,
+            () = live.stopped() => Err(SandboxError::Gone { why: "it was ended".to_owned() }),
+        };
+        match done {
+            Ok(reply) => {
+                let text = if new { format!("{NEW_SANDBOX}{}", reply.text) } else { reply.text };
+                Ok(ToolReply { text, is_error: reply.is_error, workspace: None })
+            }
+            Err(error) => match error.retry() {
+                // The sandbox is well, the call is not one it can take.
+                Retry::Never => {
+                    Ok(ToolReply { text: chain(&error), is_error: true, workspace: None })
+                }
+                Retry::FreshSandbox => {
+                    session.forget(&live).await;
+                    Err(HandsError::Lost { what: chain(&error) })
+                }
+            },
+        }
+    }
+
+    async fn release(&self, key: &SessionKey) -> Result<(), HandsError> {
+        let session = self.pool.enter(key);
+        // Held until the folder is gone, so that no call makes a sandbox in it meanwhile.
+        let mut held = session.slot().lock_owned().await;
+        if let Some(live) = held.take() {
+            live.end().await;
+        }
+        let folder = Folder::of(&self.data_dir, key);
+        let removed = spawn_blocking(move || folder.remove()).await;
+        removed
+            .map_err(|error| unavailable(error.to_string()))?
+            .map_err(|error| unavailable(format!("cannot remove a session's folder: {error}")))
+    }
+}
+
+/// Looks for idle sandboxes until the hands are gone.
+async fn end_the_idle(hands: Weak<LocalHands>, idle_ms: u64) {
+    loop {
+        sleep(Duration::from_millis((idle_ms / 4).clamp(50, 10_000))).await;
+        let Some(hands) = hands.upgrade() else { return };
+        hands.pool.end_idle(Duration::from_millis(idle_ms)).await;
+    }
+}
+
+fn unavailable(what: String) -> HandsError {
+    HandsError::Unavailable { what }
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

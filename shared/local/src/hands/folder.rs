@@ -1,0 +1,66 @@
+//! The folder of one session: its workspace, and whether a sandbox has had it.
+
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use tailstep_core::ids::SessionKey;
+
+use crate::files::{component, make_private_dir};
+
+/// Where the workspace of session `key` is, or will be: whoever wants files in it puts them there
+/// before the session's first call.
+pub fn workspace_dir(data_dir: &Path, key: &SessionKey) -> PathBuf {
+    Folder::of(data_dir, key).workspace
+}
+
+pub(super) struct Folder {
+    dir: PathBuf,
+    pub(super) workspace: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn of(data_dir: &Path, key: &SessionKey) -> Self {
+        let sessions = data_dir.join("sessions");
+        let dir = sessions.join(component(&key.tenant)).join(component(&key.session));
+        let workspace = dir.join("workspace");
+        Self { dir, workspace }
+    }
+
+    /// Makes the folder ready for a sandbox; answers whether it has had one before, in this
+    /// process's life or an earlier one's.
+    pub(super) fn prepare(&self) -> io::Result<bool> {
+        make_private_dir(&self.workspace)?;
+        let mark = self.dir.join("had-a-sandbox");
+        let had_one = mark.exists();
+        if !had_one {
+            File::create(mark)?;
+        }
+        Ok(had_one)
+    }
+
+    /// Removes all of it, folders included that were made unreadable inside. Idempotent.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir_all(&self.dir) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) => open_up(&self.dir)?,
+        }
+        fs::remove_dir_all(&self.dir)
+    }
+}
+
+/// Gives us every right on the folders in `dir`; links are not followed.
+fn open_up(dir: &Path) -> io::Result<()> {
+    fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! Hands in real sandboxes. The program is its own sandbox helper, so that nothing has to be built
+//! beside it.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main of its own")]
+
+use std::{
+    env, fs,
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tailstep_core::{
+    agent::EnvironmentSpec,
+    ids::{Position, SessionKey},
+    raw::RawJson,
+};
+use tailstep_local::{HandsConfig, LocalHands, workspace_dir};
+use tailstep_runtime::ports::{Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_sandbox::{Limits, Spec};
+
+const HELPER: &str = "--be-the-sandbox-helper";
+
+fn main() -> ExitCode {
+    if env::args().nth(1).as_deref() == Some(HELPER) {
+        return tailstep_sandbox::hands::main();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        a_workspace_outlives_its_sandboxes().await;
+        a_session_keeps_its_shell_and_has_it_alone().await;
+        an_idle_sandbox_is_ended().await;
+        the_longest_idle_one_makes_room().await;
+        a_call_waits_for_room_and_gives_up().await;
+        a_dropped_call_is_stopped().await;
+        a_killed_sandbox_is_lost_and_the_next_call_goes_on().await;
+        a_worn_sandbox_is_replaced_between_calls().await;
+        release_ends_a_running_call_and_removes_everything().await;
+        closed_hands_refuse().await;
+    });
+    println!("10 laws of the local hands hold");
+    ExitCode::SUCCESS
+}
+
+fn config() -> HandsConfig {
+    let helper_path = Some(env::current_exe().unwrap());
+    let helper_args = vec![HELPER.to_owned()];
+    HandsConfig {
+        spec: Spec { helper_path, helper_args, ..Spec::new("/") },
+        ..HandsConfig::default()
+    }
+}
+
+fn hands(data: &Path, change: impl FnOnce(&mut HandsConfig)) -> Arc<LocalHands> {
+    let mut config = config();
+    change(&mut config);
+    LocalHands::new(data, config)
+}
+
+fn key(session: &str) -> SessionKey {
+    SessionKey::new("default", session)
+}
+
+async fn bash(
+    hands: &LocalHands,
+    session: &str,
+    seq: u64,
+    command: &str,
+) -> Result<ToolReply, HandsError> {
+    let order = ToolOrder {
+        key: key(session),
+        call: Position { seq, event: 0, part: 1 },
+        tool: "bash".to_owned(),
+        input: RawJson::encode(&serde_json::json!({ "command": command })).unwrap(),
+        timeout_ms: 30_000,
+        environment: EnvironmentSpec { id: "env_1".to_owned() },
+        workspace: None,
+    };
+    hands.execute(&order).await
+}
+
+async fn text(hands: &LocalHands, session: &str, seq: u64, command: &str) -> String {
+    let reply = bash(hands, session, seq, command).await.unwrap();
+    assert!(!reply.is_error, "{command}: {}", reply.text);
+    reply.text
+}
+
+async fn until(what: &str, look: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !look() {
+        assert!(start.elapsed() < Duration::from_secs(60), "still not so: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+const NEW: &str = "new sandbox";
+
+async fn a_workspace_outlives_its_sandboxes() {
+    let data = tempfile::tempdir().unwrap();
+    let seeded = workspace_dir(data.path(), &key("s"));
+    fs::create_dir_all(&seeded).unwrap();
+    fs::write(seeded.join("seed.txt"), "from outside\n").unwrap();
+    let first = hands(data.path(), |_| {});
+    let said = text(&first, "s", 1, "cat seed.txt; echo from inside > made.txt").await;
+    assert!(said.contains("from outside") && !said.contains(NEW), "{said}");
+    assert_eq!(fs::read_to_string(seeded.join("made.txt")).unwrap(), "from inside\n");
+    first.close().await;
+    drop(first);
+    // Another process's life: the model is told that its shell is another one.
+    let second = hands(data.path(), |_| {});
+    let said = text(&second, "s", 2, "cat made.txt").await;
+    assert!(said.contains("from inside") && said.contains(NEW), "{said}");
+}
+
+async fn a_session_keeps_its_shell_and_has_it_alone() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    assert_eq!(hands.live(), 0, "nothing is made before it is needed");
+    text(&hands, "a", 1, "x=mine; echo hello > a.txt").await;
+    assert_eq!(text(&hands, "a", 2, "echo $x").await.trim(), "mine");
+    assert_eq!(text(&hands, "b", 2, "echo ${x:-none}; ls").await.trim(), "none");
+    assert_eq!(hands.live(), 2);
+    // The same place in the log is the same call: it is answered and not run again.
+    text(&hands, "a", 3, "echo once >> count.txt").await;
+    text(&hands, "a", 3, "echo once >> count.txt").await;
+    assert_eq!(text(&hands, "a", 4, "cat count.txt").await.trim(), "once");
+}
+
+async fn an_idle_sandbox_is_ended() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |config| config.idle_ms = 200);
+    text(&hands, "a", 1, "echo kept > f").await;
+    until("the idle sandbox is ended", || hands.live() == 0).await;
+    let said = text(&hands, "a", 2, "cat f").await;
+    assert!(said.contains("kept") && said.contains(NEW), "{said}");
+}
+
+async fn the_longest_idle_one_makes_room() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |config| config.live_max = 2);
+    text(&hands, "a", 1, "x=1").await;
+    text(&hands, "b", 1, "x=1").await;
+    text(&hands, "a", 2, "x=2").await;
+    text(&hands, "c", 1, "x=1").await;
+    assert_eq!(hands.live(), 2);
+    assert_eq!(text(&hands, "a", 3, "echo $x").await.trim(), "2", "a was used after b");
+    assert!(text(&hands, "b", 2, "echo x${x}x").await.contains("xx"), "b had to go");
+}
+
+async fn a_call_waits_for_room_and_gives_up() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |config| {
+        config.live_max = 1;
+        config.room_wait_ms = 30_000;
+    });
+    let busy = {
+        let hands = hands.clone();
+        tokio::spawn(async move { text(&hands, "a", 1, "touch began; sleep 1; echo a").await })
+    };
+    let began = workspace_dir(data.path(), &key("a")).join("began");
+    until("a is at work", || began.exists()).await;
+    assert_eq!(text(&hands, "b", 1, "echo b").await.trim(), "b", "when a is through");
+    assert_eq!(busy.await.unwrap().trim(), "a", "and a was not disturbed");
+
+    let impatient = self::hands(&data.path().join("other"), |config| {
+        config.live_max = 1;
+        config.room_wait_ms = 50;
+    });
+    let busy = {
+        let hands = impatient.clone();
+        tokio::spawn(async move { bash(&hands, "a", 1, "touch began; sleep 20").await })
+    };
+    let began = workspace_dir(&data.path().join("other"), &key("a")).join("began");
+    until("a is at work", || began.exists()).await;
+    let refused = bash(&impatient, "b", 1, "echo b").await;
+    assert!(matches!(refused, Err(HandsError::Unavailable { .. })), "{refused:?}");
+    busy.abort();
+}
+
+async fn a_dropped_call_is_stopped() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    let running = {
+        let hands = hands.clone();
+        tokio::spawn(async move { bash(&hands, "a", 1, "touch began; sleep 2; touch late").await })
+    };
+    let workspace = workspace_dir(data.path(), &key("a"));
+    until("the call runs", || workspace.join("began").exists()).await;
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert!(!workspace.join("late").exists(), "the call was stopped");
+    assert!(text(&hands, "a", 2, "echo on").await.contains("on"), "the session goes on");
+}
+
+async fn a_killed_sandbox_is_lost_and_the_next_call_goes_on() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    text(&hands, "a", 1, "echo kept > f").await;
+    let lost = {
+        let hands = hands.clone();
+        tokio::spawn(async move { bash(&hands, "a", 2, "touch began; sleep 20").await })
+    };
+    until("the call runs", || workspace_dir(data.path(), &key("a")).join("began").exists()).await;
+    let guards = children();
+    assert!(!guards.is_empty());
+    for guard in guards {
+        std::process::Command::new("kill").args(["-9", &guard]).status().unwrap();
+    }
+    let lost = lost.await.unwrap();
+    assert!(matches!(lost, Err(HandsError::Lost { .. })), "{lost:?}");
+    let said = text(&hands, "a", 3, "cat f").await;
+    assert!(said.contains("kept") && said.contains(NEW), "{said}");
+}
+
+/// Processes that this one has started.
+fn children() -> Vec<String> {
+    let mut found = Vec::new();
+    for task in fs::read_dir("/proc/self/task").unwrap() {
+        let children =
+            fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();
+        found.extend(children.split_whitespace().map(str::to_owned));
+    }
+    found
+}
+
+async fn a_worn_sandbox_is_replaced_between_calls() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |config| {
+        config.spec.limits = Limits { life_ms_max: 4_000, call_ms_max: 3_000, ..Limits::default() };
+    });
+    text(&hands, "a", 1, "x=1").await;
+    tokio::time::sleep(Duration::from_millis(2_200)).await;
+    // It would not last as long as this call, and nothing is lost.
+    let said = text(&hands, "a", 2, "sleep 2.2; echo whole").await;
+    assert!(said.contains("whole") && said.contains(NEW), "{said}");
+    assert_eq!(hands.live(), 1);
+}
+
+async fn release_ends_a_running_call_and_removes_everything() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    text(&hands, "b", 1, "echo other > f").await;
+    let running = {
+        let hands = hands.clone();
+        let command =
+            "mkdir -p shut/deep; touch shut/deep/f; chmod 000 shut; touch began; sleep 20";
+        tokio::spawn(async move { bash(&hands, "a", 1, command).await })
+    };
+    let workspace = workspace_dir(data.path(), &key("a"));
+    until("the call runs", || workspace.join("began").exists()).await;
+    let start = Instant::now();
+    for _ in 0..2 {
+        hands.release(&key("a")).await.unwrap();
+        assert!(!workspace.parent().unwrap().exists());
+    }
+    assert!(start.elapsed() < Duration::from_secs(15), "the call was not waited for");
+    let lost = running.await.unwrap();
+    assert!(matches!(lost, Err(HandsError::Lost { .. })), "{lost:?}");
+    assert_eq!(text(&hands, "b", 2, "cat f").await.trim(), "other", "others stay");
+    hands.release(&key("never was")).await.unwrap();
+}
+
+async fn closed_hands_refuse() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    text(&hands, "a", 1, "true").await;
+    hands.close().await;
+    assert!(children().is_empty(), "nothing is left running");
+    let refused = bash(&hands, "a", 2, "true").await;
+    assert!(matches!(refused, Err(HandsError::Unavailable { .. })), "{refused:?}");
+}

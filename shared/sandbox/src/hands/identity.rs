@@ -1,0 +1,204 @@
+//! Whose rights the sandbox has on the host: a high user id that nobody else has, when the
+//! supervisor may give one, else the supervisor's own; never the host's root.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, openat, statat},
+    process::{Pid, getegid, geteuid},
+    thread::{CapabilitySet, capabilities, set_thread_groups},
+};
+
+use crate::toolset::{Inner, Root, Step, Walked, walk};
+
+/// The user inside. Not 0, so that programs that behave differently for root do not.
+pub(super) const INNER_ID: u32 = 1_000;
+
+/// Host ids given to sandboxes: far above those of people, services and the usual ranges of
+/// subordinate ids, and below 2^31, where some programs stumble.
+const HOST_IDS: std::ops::Range<u32> = 0x7000_0000..0x7001_0000;
+
+/// Files of one workspace whose owner is changed; a tree larger than this is a mistake.
+const OWNED_MAX: usize = 5_000_000;
+
+pub(super) struct Identity {
+    host_uid: u32,
+    host_gid: u32,
+    /// May give files and processes another owner.
+    switches: bool,
+    /// May copy mounts of the host's namespace, whatever the sandbox's user may reach.
+    pub(super) mounts_outside: bool,
+}
+
+impl Identity {
+    pub(super) fn choose(workspace: Option<&Path>) -> Result<Self, String> {
+        let held = capabilities(None).map_err(|why| format!("cannot read capabilities: {why}"))?;
+        let switching = CapabilitySet::SETUID
+            | CapabilitySet::SETGID
+            | CapabilitySet::CHOWN
+            | CapabilitySet::DAC_OVERRIDE;
+        let switches = held.effective.contains(switching);
+        let mounts_outside = held.effective.contains(CapabilitySet::SYS_ADMIN);
+        if !switches {
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            if uid == 0 {
+                return Err("the supervisor is root but may not change users: run it as an \
+                            ordinary user, or give it CAP_SETUID, CAP_SETGID, CAP_CHOWN and \
+                            CAP_DAC_OVERRIDE"
+                    .into());
+            }
+            return Ok(Self { host_uid: uid, host_gid: gid, switches, mounts_outside: false });
+        }
+        let table = |name: &str| {
+            fs::read_to_string(format!("/proc/self/{name}"))
+                .map_err(|why| format!("cannot read /proc/self/{name}: {why}"))
+        };
+        let spread = workspace.map_or(0, spread);
+        let id = free_id(&table("uid_map")?, spread).zip(free_id(&table("gid_map")?, spread));
+        let (host_uid, host_gid) = id.ok_or(
+            "no user id but root's is mapped here: give this container a range of user ids",
+        )?;
+        Ok(Self { host_uid, host_gid, switches, mounts_outside })
+    }
+
+    /// Gives the sandbox's user everything in its workspace, without following links. A file with
+    /// several names may have one elsewhere and keeps its owner, unless the sandbox made it.
+    pub(super) fn take_over(&self, workspace: &Path) -> Result<(), String> {
+        let failed = |what: &Path, why: &dyn std::fmt::Display| {
+            format!("workspace {}: cannot take over {}: {why}", workspace.display(), what.display())
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top = openat(CWD, workspace, flags, Mode::empty())
+            .map_err(|why| failed(Path::new("."), &why))?;
+        if !self.switches {
+            return Ok(());
+        }
+        let (uid, gid) = (Uid::from_raw(self.host_uid), Gid::from_raw(self.host_gid));
+        let own = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        chownat(&top, "", Some(uid), Some(gid), own).map_err(|why| failed(Path::new("."), &why))?;
+        let root = Root::open(workspace, workspace).map_err(|why| failed(Path::new("."), &why))?;
+        let mut wrong = None;
+        let mut visit = |path: &Inner, kind: FileType| match self.own(&root, path, kind) {
+            Ok(()) => Step::On,
+            Err(why) => {
+                wrong = Some(failed(path.as_path(), &why));
+                Step::Stop
+            }
+        };
+        let mut unreadable = None;
+        let walked = walk(&root, &Inner::top(), OWNED_MAX, &mut visit, &mut |path, why| {
+            unreadable.get_or_insert_with(|| failed(path.as_path(), &why));
+        });
+        match (wrong.or(unreadable), walked) {
+            (Some(why), _) => Err(why),
+            (None, Walked::Bounded) => Err(failed(Path::new("."), &"too many files")),
+            (None, Walked::Whole | Walked::Stopped) => Ok(()),
+        }
+    }
+
+    fn own(&self, root: &Root, path: &Inner, kind: FileType) -> io::Result<()> {
+        let holder = root.parent(path).map_err(io::Error::other)?;
+        let name = path.as_path().file_name().unwrap_or_default();
+        let stat = statat(&holder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let taken = (stat.st_uid, stat.st_gid) == (self.host_uid, self.host_gid);
+        if taken || (kind != FileType::Directory && stat.st_nlink > 1) {
+            return Ok(());
+        }
+        let (uid, gid) = (Uid::from_raw(self.host_uid), Gid::from_raw(self.host_gid));
+        Ok(chownat(&holder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Leaves the supervisor's supplementary groups, which would reach into the sandbox.
+    pub(super) fn drop_groups(&self) -> Result<(), String> {
+        if !self.switches {
+            return Ok(());
+        }
+        set_thread_groups(&[]).map_err(|why| format!("cannot leave supplementary groups: {why}"))
+    }
+
+    /// Maps the inner user of the new namespace that `pid` is in.
+    pub(super) fn map_user(&self, pid: Pid) -> Result<(), String> {
+        let put = |file: &str, line: &str| {
+            let path = PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
+            fs::write(&path, line).map_err(|why| {
+                format!("cannot write {file} of the new user namespace ({line}): {why}")
+            })
+        };
+        put("setgroups", "deny")?;
+        put("uid_map", &format!("{INNER_ID} {} 1", self.host_uid))?;
+        put("gid_map", &format!("{INNER_ID} {} 1", self.host_gid))
+    }
+}
+
+/// A stable number for a workspace: the same one gets the same user again, so that its files need
+/// no new owner; different ones mostly differ.
+fn spread(workspace: &Path) -> u32 {
+    let inode = fs::metadata(workspace).map_or(0, |found| found.ino() ^ found.dev());
+    (inode % u64::from(HOST_IDS.end - HOST_IDS.start)) as u32
+}
+
+/// An id that is mapped in this process's own user namespace and is not root's: in the range for
+/// sandboxes where that is mapped, else the highest one that is.
+fn free_id(table: &str, spread: u32) -> Option<u32> {
+    let mut best = None;
+    for line in table.lines() {
+        let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
+            (numbers.next(), numbers.next(), numbers.next())
+        else {
+            continue;
+        };
+        if first <= HOST_IDS.start.into() && first + count >= HOST_IDS.end.into() {
+            return Some(HOST_IDS.start + spread);
+        }
+        let last = u32::try_from(first + count.saturating_sub(1)).ok().filter(|last| *last > 0);
+        best = best.max(last);
+    }
+    best
+}
+
+/// Why a new user namespace was refused, and what to change.
+pub(super) fn explain(why: &io::Error) -> String {
+    let read = |name: &str| {
+        fs::read_to_string(format!("/proc/sys/{name}")).map_or(String::new(), |s| s.trim().into())
+    };
+    let remedy = if read("user/max_user_namespaces") == "0" {
+        "user.max_user_namespaces is 0: set it with `sysctl -w user.max_user_namespaces=15000`"
+    } else if read("kernel/unprivileged_userns_clone") == "0" {
+        "set `sysctl -w kernel.unprivileged_userns_clone=1`"
+    } else if read("kernel/apparmor_restrict_unprivileged_userns") == "1" {
+        "AppArmor restricts them: set `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, \
+         or install a profile that allows them for this program"
+    } else if why.raw_os_error() == Some(libc::ENOSPC) {
+        "the limit user.max_user_namespaces is used up: raise it"
+    } else {
+        "the kernel or the container around this program refuses them: in a container, use a \
+         seccomp profile that allows clone with namespaces"
+    };
+    format!("no user namespaces ({why}): {remedy}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_id_is_high_and_never_root() {
+        assert_eq!(free_id("0 0 4294967295", 5), Some(0x7000_0005));
+        assert_eq!(free_id("0 100000 65536", 5), Some(65_535));
+        assert_eq!(free_id("0 1000 1\n1 100000 65536", 5), Some(65_536));
+        assert_eq!(free_id("0 1000 1", 5), None);
+        assert_eq!(free_id("", 5), None);
+    }
+
+    #[test]
+    fn the_refusal_names_a_remedy() {
+        let message = explain(&io::Error::from_raw_os_error(libc::ENOSPC));
+        assert!(message.starts_with("no user namespaces ("), "{message}");
+        assert!(message.contains("max_user_namespaces"), "{message}");
+    }
+}

@@ -1,0 +1,232 @@
+//! The helper process. Its first half, the guard, stays outside: it prepares identity, control
+//! group and mounts with whatever privilege it has, forks the second half ([`init`], PID 1 of the
+//! sandbox) into new namespaces, and then only watches. When the supervisor's end of the line
+//! closes, by a call or by its death, PID 1 is killed, and with it everything inside.
+
+mod cgroup;
+mod identity;
+mod init;
+mod root;
+mod sys;
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{CWD, Mode, OFlags, openat},
+    io::Errno,
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, Signal, WaitOptions, pidfd_send_signal, setsid, umask, waitpid},
+};
+
+use self::{
+    cgroup::Cgroup,
+    identity::Identity,
+    init::Inside,
+    root::Tree,
+    sys::{Forked, fork_into},
+};
+use crate::{
+    spec::Strictness,
+    wire::{self, Order, REPORT_BYTES_MAX, Report, Start},
+};
+
+/// How the guard ended, told to the supervisor by its exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The supervisor closed the line.
+    Released,
+    LifeOver,
+    /// PID 1 ended by itself, which it does only when it cannot go on.
+    InsideDied,
+    /// The kernel killed PID 1 for lack of memory.
+    OutOfMemory,
+    /// Nothing was started; the reason went over the line.
+    Refused,
+}
+
+impl Ending {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Released => 0,
+            Self::LifeOver => 10,
+            Self::InsideDied => 11,
+            Self::OutOfMemory => 12,
+            Self::Refused => 13,
+        }
+    }
+
+    pub(crate) fn from_code(code: i32) -> Option<Self> {
+        let all =
+            [Self::Released, Self::LifeOver, Self::InsideDied, Self::OutOfMemory, Self::Refused];
+        all.into_iter().find(|ending| i32::from(ending.code()) == code)
+    }
+}
+
+/// The helper's main function: serves the sandbox described by the first frame on standard input.
+///
+/// A program that carries the helper within itself calls this before it starts any thread and
+/// before it opens anything.
+pub fn main() -> ExitCode {
+    let ending = match open_line() {
+        Ok((mut line, start)) => guard(&mut line, &start).unwrap_or_else(|why| {
+            // When nobody listens any more there is nobody to tell.
+            let _ = wire::write(&mut line, &Report::Refused { why }, REPORT_BYTES_MAX);
+            Ending::Refused
+        }),
+        Err(_) => Ending::Refused,
+    };
+    ExitCode::from(ending.code())
+}
+
+/// Takes the line from standard input, so that nothing inherits it by accident, and reads what to
+/// start.
+fn open_line() -> io::Result<(UnixStream, Start)> {
+    sys::close_leaked_descriptors()?;
+    let line = io::stdin().as_fd().try_clone_to_owned()?;
+    let nothing = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    drop(nothing);
+    let mut line = UnixStream::from(line);
+    // A supervisor that started the helper has its first frame ready.
+    line.set_read_timeout(Some(Duration::from_secs(10)))?;
+    match wire::read(&mut line, wire::ORDER_BYTES_MAX)? {
+        Order::Start(start) => {
+            line.set_read_timeout(None)?;
+            Ok((line, start))
+        }
+        Order::Call(_) | Order::Cancel { .. } => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Starts the sandbox and watches it to its end.
+///
+/// # Errors
+/// One line saying why it does not run, and what to change.
+fn guard(line: &mut UnixStream, start: &Start) -> Result<Ending, String> {
+    let born = Instant::now();
+    // Away from the supervisor's terminal and its signals. Fails only for a group leader, which
+    // the supervisor does not make of it.
+    let _ = setsid();
+    umask(Mode::from_raw_mode(0o022));
+    let identity = Identity::choose(start.workspace.as_deref())?;
+    if let Some(workspace) = &start.workspace {
+        identity.take_over(workspace)?;
+    }
+    identity.drop_groups()?;
+    let trees = if identity.mounts_outside { root::open_trees(start)? } else { Vec::new() };
+    let (cgroup, why_not) = match Cgroup::create(&start.limits) {
+        Ok(cgroup) => (Some(cgroup), None),
+        Err(why) if start.strictness == Strictness::Full => return Err(why),
+        Err(why) => (None, Some(why)),
+    };
+    let ending = run(line, start, &identity, trees, cgroup.as_ref(), why_not, born);
+    if let Some(cgroup) = cgroup {
+        cgroup.remove();
+    }
+    ending
+}
+
+fn run(
+    line: &mut UnixStream,
+    start: &Start,
+    identity: &Identity,
+    trees: Vec<Tree>,
+    cgroup: Option<&Cgroup>,
+    cgroup_missing: Option<String>,
+    born: Instant,
+) -> Result<Ending, String> {
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"));
+    let (go, go_in) = pipe()?;
+    let (guard_alive, guard_alive_in) = pipe()?;
+    let oom_events = cgroup.and_then(Cgroup::oom_events);
+    let namespaces = libc::CLONE_NEWUSER
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS;
+    let (pid, exit) = match fork_into(namespaces).map_err(|why| identity::explain(&why))? {
+        Forked::Child => {
+            // The guard's ends must not stay open here, or its death would go unseen.
+            drop((go_in, guard_alive_in));
+            let line = line.try_clone().map_err(|why| format!("cannot keep the line: {why}"));
+            match line {
+                Ok(line) => init::run(Inside {
+                    line,
+                    start,
+                    trees,
+                    mounts_outside: identity.mounts_outside,
+                    go,
+                    guard_alive,
+                    oom_events,
+                    cgroup: cgroup.map(Cgroup::describe),
+                    cgroup_missing,
+                }),
+                Err(_) => sys::exit_now(1),
+            }
+        }
+        Forked::Parent { pid, exit } => (pid, exit),
+    };
+    drop((go, guard_alive, trees));
+    let ready = identity
+        .map_user(pid)
+        .and_then(|()| cgroup.map_or(Ok(()), |cgroup| cgroup.add(pid)))
+        .and_then(|()| {
+            rustix::io::write(&go_in, b"g").map_err(|why| format!("cannot start PID 1: {why}"))
+        });
+    if let Err(why) = ready {
+        end(pid, &exit);
+        return Err(why);
+    }
+    drop(go_in);
+    let ending = watch(line, &exit, born + Duration::from_millis(start.limits.life_ms_max));
+    let killed_for_memory = cgroup.is_some_and(Cgroup::killed_any);
+    let status = end(pid, &exit);
+    drop(guard_alive_in);
+    let killed = status == Some(Signal::KILL.as_raw());
+    Ok(match ending {
+        Ending::InsideDied if killed && killed_for_memory => Ending::OutOfMemory,
+        ending => ending,
+    })
+}
+
+/// Waits until the supervisor is gone, PID 1 is gone or the time is over.
+fn watch(line: &UnixStream, exit: &OwnedFd, life_over: Instant) -> Ending {
+    loop {
+        let Some(left) = life_over.checked_duration_since(Instant::now()) else {
+            return Ending::LifeOver;
+        };
+        // What comes over the line is PID 1's to read; here only its end matters.
+        let mut ready = [PollFd::new(line, PollFlags::RDHUP), PollFd::new(exit, PollFlags::IN)];
+        match poll(&mut ready, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) if !ready[0].revents().is_empty() => return Ending::Released,
+            Ok(_) | Err(_) => return Ending::InsideDied,
+        }
+    }
+}
+
+/// Kills PID 1 and waits until the kernel has ended everything inside. Returns the signal that
+/// ended it, if one did.
+fn end(pid: Pid, exit: &OwnedFd) -> Option<i32> {
+    // PID 1 may have ended already; then there is nothing to signal.
+    let _ = pidfd_send_signal(exit, Signal::KILL);
+    loop {
+        match waitpid(Some(pid), WaitOptions::empty()) {
+            Ok(Some((_, status))) => return status.terminating_signal(),
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The file system that the sandbox sees: a fresh tmpfs with read-only copies of the host's
+//! program directories, a few made-up files, private `/tmp`, `/proc` and devices, and the
+//! workspace. The host's tree is detached once this stands.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, symlinkat},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+    },
+    process::{chdir, fchdir, pivot_root},
+};
+
+use super::{identity::INNER_ID, sys};
+use crate::{
+    spec::{Limits, WORKSPACE},
+    wire::Start,
+};
+
+/// A copy of one of the host's mounts, not yet attached anywhere.
+pub(super) struct Tree {
+    tree: OwnedFd,
+    target: PathBuf,
+    directory: bool,
+}
+
+/// Directories of programs and libraries. On most hosts all but the first are links into it.
+const PROGRAMS: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// What programs need of the host's configuration: how libraries are found, what the links in
+/// `/usr` point to. No names of people, hosts or services.
+const CONFIGURATION: [&str; 9] = [
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "protocols",
+    "services",
+    "ssl/certs",
+];
+
+/// Directories of `/etc` that come with a language, whatever its version.
+const LANGUAGES: [&str; 3] = ["java-", "python", "perl"];
+
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+
+/// Files of `/proc` that tell of the host or act on it, hidden behind `/dev/null`.
+const HIDDEN_FILES: [&str; 12] = [
+    "kcore",
+    "kallsyms",
+    "keys",
+    "key-users",
+    "kpagecount",
+    "kpageflags",
+    "kpagecgroup",
+    "sched_debug",
+    "slabinfo",
+    "sysrq-trigger",
+    "timer_list",
+    "vmallocinfo",
+];
+
+/// Directories there, hidden behind an empty one.
+const HIDDEN_DIRECTORIES: [&str; 7] = ["acpi", "asound", "bus", "driver", "fs", "irq", "scsi"];
+
+const SAFE: u64 = sys::NO_SUID | sys::NO_DEVICES;
+
+/// Entries of a tmpfs: one for every 4 KiB of a size that is usual, so that the two end together.
+const INODES_MAX: u64 = 65_536;
+
+/// Takes copies of everything of the host that the sandbox is to see. Done before the user is
+/// changed, since the paths may lead through directories closed to it.
+pub(super) fn open_trees(start: &Start) -> Result<Vec<Tree>, String> {
+    let mut trees = Vec::new();
+    for name in PROGRAMS {
+        let path = Path::new("/").join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            trees.push(Tree::open(&path, &path, SAFE | sys::READ_ONLY)?);
+        }
+    }
+    for path in configuration() {
+        trees.push(Tree::open(&path, &path, SAFE | sys::READ_ONLY | sys::NO_EXEC)?);
+    }
+    for name in DEVICES {
+        let path = Path::new("/dev").join(name);
+        trees.push(Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)?);
+    }
+    for mount in &start.mounts {
+        let read_only = if mount.read_only { sys::READ_ONLY } else { 0 };
+        trees.push(Tree::open(&mount.source, &mount.target, SAFE | read_only)?);
+    }
+    if let Some(workspace) = &start.workspace {
+        trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
+    }
+    Ok(trees)
+}
+
+fn configuration() -> Vec<PathBuf> {
+    let etc = Path::new("/etc");
+    let mut paths: Vec<PathBuf> = CONFIGURATION.iter().map(|name| etc.join(name)).collect();
+    for entry in fs::read_dir(etc).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if LANGUAGES.iter().any(|language| name.to_string_lossy().starts_with(language)) {
+            paths.push(entry.path());
+        }
+    }
+    // Links lead into /usr, which is there anyway, and are made anew.
+    paths.retain(|path| fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink()));
+    paths.sort();
+    paths
+}
+
+impl Tree {
+    fn open(source: &Path, target: &Path, attributes: u64) -> Result<Self, String> {
+        let failed = |why: &dyn std::fmt::Display| {
+            format!("cannot mount {} in the sandbox: {why}", source.display())
+        };
+        let directory = fs::metadata(source).map_err(|why| failed(&why))?.is_dir();
+        let tree = clone_tree(CWD, source).map_err(|why| failed(&why))?;
+        sys::set_mount(&tree, attributes, true).map_err(|why| failed(&why))?;
+        Ok(Self { tree, target: target.to_owned(), directory })
+    }
+}
+
+fn clone_tree(directory: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    open_tree(directory, path.as_ref(), flags)
+}
+
+/// Builds the new root from `trees` and makes it the only one. Called by PID 1 in its own mount
+/// namespace, as the inner user.
+pub(super) fn enter(trees: &[Tree], limits: &Limits, has_workspace: bool) -> Result<(), String> {
+    sys::make_all_mounts_private().map_err(|why| format!("cannot separate mounts: {why}"))?;
+    let base = tmpfs(1 << 20, 4_096, "755").map_err(|why| format!("cannot make a root: {why}"))?;
+    let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    // Any directory will do to hold the new root until it is the root; this one is on every host.
+    move_mount(&base, "", CWD, "/tmp", attach)
+        .map_err(|why| format!("cannot attach the new root: {why}"))?;
+    let new = Skeleton { base };
+    new.furnish(limits, has_workspace).map_err(|why| format!("cannot fill the new root: {why}"))?;
+    for tree in trees {
+        new.attach(tree).map_err(|why| {
+            format!("cannot mount {} in the sandbox: {why}", tree.target.display())
+        })?;
+    }
+    new.proc()?;
+    let swap = fchdir(&new.base)
+        .and_then(|()| pivot_root(".", "."))
+        .and_then(|()| unmount(".", UnmountFlags::DETACH))
+        .and_then(|()| chdir("/"));
+    swap.map_err(|why| format!("cannot change to the new root: {why}"))?;
+    sys::set_mount(&new.base, SAFE | sys::READ_ONLY, false)
+        .map_err(|why| format!("cannot make the new root read-only: {why}"))
+}
+
+/// The new root while it is filled.
+struct Skeleton {
+    base: OwnedFd,
+}
+
+impl Skeleton {
+    fn furnish(&self, limits: &Limits, has_workspace: bool) -> io::Result<()> {
+        for name in ["dev", "dev/shm", "etc", "proc", "run", "tmp", "var"] {
+            self.directory(Path::new(name))?;
+        }
+        if has_workspace {
+            self.directory(Path::new(WORKSPACE))?;
+        }
+        for name in PROGRAMS {
+            self.copy_link(&Path::new("/").join(name))?;
+        }
+        for name in CONFIGURATION {
+            self.copy_link(&Path::new("/etc").join(name))?;
+        }
+        for (name, target) in [
+            ("dev/fd", "/proc/self/fd"),
+            ("dev/stdin", "/proc/self/fd/0"),
+            ("dev/stdout", "/proc/self/fd/1"),
+            ("dev/stderr", "/proc/self/fd/2"),
+            ("etc/mtab", "/proc/self/mounts"),
+            ("var/tmp", "/tmp"),
+            ("var/run", "/run"),
+        ] {
+            symlinkat(target, &self.base, name)?;
+        }
+        self.files()?;
+        self.tmpfs("tmp", limits.tmp_bytes)?;
+        self.tmpfs("dev/shm", limits.tmp_bytes / 4)
+    }
+
+    fn files(&self) -> io::Result<()> {
+        let passwd = format!(
+            "root:x:0:0:root:/:/usr/sbin/nologin\n\
+             agent:x:{INNER_ID}:{INNER_ID}:agent:/tmp:/bin/bash\n\
+             nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+        );
+        let group = format!("root:x:0:\nagent:x:{INNER_ID}:\nnogroup:x:65534:\n");
+        for (name, content) in [
+            ("etc/passwd", passwd.as_str()),
+            ("etc/group", &group),
+            ("etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
+            ("etc/hostname", "sandbox\n"),
+            ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+            ("etc/resolv.conf", "# There is no network here.\n"),
+        ] {
+            self.file(Path::new(name))?.write_all(content.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn tmpfs(&self, name: &str, bytes: u64) -> io::Result<()> {
+        let made = tmpfs(bytes.max(1 << 20), INODES_MAX, "1777")?;
+        self.put(&made, Path::new(name))
+    }
+
+    /// Mounts a fresh `/proc` of this process namespace and covers what tells of the host.
+    fn proc(&self) -> Result<(), String> {
+        let proc = filesystem("proc", &[], MountAttrFlags::MOUNT_ATTR_NOEXEC).map_err(|why| {
+            format!(
+                "cannot mount /proc ({why}): the container around this program masks parts of its \
+                 own /proc; start it with `--security-opt systempaths=unconfined`"
+            )
+        })?;
+        let cover = || -> io::Result<()> {
+            self.put(&proc, Path::new("proc"))?;
+            for name in HIDDEN_FILES {
+                self.cover(&clone_tree(&self.base, "dev/null")?, name)?;
+            }
+            for name in HIDDEN_DIRECTORIES {
+                let empty = clone_tree(&self.base, "run")?;
+                sys::set_mount(&empty, SAFE | sys::READ_ONLY, false)?;
+                self.cover(&empty, name)?;
+            }
+            let settings = clone_tree(&self.base, "proc/sys")?;
+            sys::set_mount(&settings, SAFE | sys::READ_ONLY | sys::NO_EXEC, true)?;
+            self.put(&settings, Path::new("proc/sys"))
+        };
+        cover().map_err(|why| format!("cannot cover parts of /proc: {why}"))
+    }
+
+    /// Covers an entry of `/proc`, where the kernel has it.
+    fn cover(&self, with: &OwnedFd, name: &str) -> io::Result<()> {
+        match self.put(with, &Path::new("proc").join(name)) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn attach(&self, tree: &Tree) -> io::Result<()> {
+        if tree.directory {
+            self.directory(&tree.target)?;
+        } else {
+            self.directory(tree.target.parent().unwrap_or(Path::new("/")))?;
+            self.file(&tree.target)?;
+        }
+        self.put(&tree.tree, &tree.target)
+    }
+
+    fn put(&self, tree: &OwnedFd, target: &Path) -> io::Result<()> {
+        let flags =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        let target = self.open(target, OFlags::PATH, Mode::empty())?;
+        Ok(move_mount(tree, "", &target, "", flags)?)
+    }
+
+    /// Makes a directory and those above it.
+    fn directory(&self, path: &Path) -> io::Result<()> {
+        let mut at = PathBuf::from("/");
+        for name in path.components().skip(usize::from(path.is_absolute())) {
+            let holder = self.open(&at, OFlags::PATH, Mode::empty())?;
+            match mkdirat(&holder, name.as_os_str(), Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => at.push(name),
+                Err(why) => return Err(why.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, path: &Path) -> io::Result<fs::File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        Ok(self.open(path, flags, Mode::from_raw_mode(0o644))?.into())
+    }
+
+    /// Makes a link that the host has at `path`.
+    fn copy_link(&self, path: &Path) -> io::Result<()> {
+        let Ok(target) = fs::read_link(path) else { return Ok(()) };
+        let inner = path.strip_prefix("/").unwrap_or(path);
+        Ok(symlinkat(&target, &self.base, inner)?)
+    }
+
+    /// Opens within the new root only: absolute links lead to its own top.
+    fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        openat2(&self.base, path, flags | OFlags::CLOEXEC, mode, resolve)
+    }
+}
+
+fn tmpfs(bytes: u64, inodes: u64, mode: &str) -> rustix::io::Result<OwnedFd> {
+    let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
+    let options = [("size", bytes.as_str()), ("nr_inodes", &inodes), ("mode", mode)];
+    filesystem("tmpfs", &options, MountAttrFlags::empty())
+}
+
+fn filesystem(
+    kind: &str,
+    options: &[(&str, &str)],
+    more: MountAttrFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let new = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (name, value) in options {
+        fsconfig_set_string(&new, *name, *value)?;
+    }
+    fsconfig_create(&new)?;
+    let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, safe | more)
+}
+
+/// Opens `/dev/null` of the new root for the standard streams of PID 1.
+pub(super) fn nothing() -> rustix::io::Result<OwnedFd> {
+    openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}

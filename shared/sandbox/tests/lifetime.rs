@@ -1,0 +1,256 @@
+//! How sandboxes end: always wholly, whoever dies first, and without residue.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{children, start, start_with};
+use serde_json::json;
+
+/// Host processes whose command line has `mark` as an argument.
+fn marked(mark: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if line.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+const DAEMONS: &str =
+    "setsid sh -c '(sleep MARK &) ; sleep MARK' & (setsid sleep MARK &) ; sleep MARK";
+
+#[tokio::test]
+async fn destroying_ends_daemons_and_can_be_repeated() {
+    let mark = "31111.25";
+    let scene = start().await;
+    let command = DAEMONS.replace("MARK", mark).replace("; sleep 31111.25", "; true");
+    scene.prints(&command).await;
+    wait_for("the daemons run", Duration::from_secs(3), || marked(mark).len() >= 2);
+    scene.sandbox.destroy().await;
+    assert_eq!(marked(mark), Vec::<u32>::new());
+    scene.sandbox.destroy().await;
+    let late =
+        scene.sandbox.execute(common::call("late", "bash", json!({ "command": "true" }))).await;
+    assert!(late.unwrap_err().to_string().contains("destroyed"));
+}
+
+#[tokio::test]
+async fn dropping_a_sandbox_in_mid_call_ends_it() {
+    let mark = "31112.25";
+    let scene = start().await;
+    let call = common::call("1", "bash", json!({ "command": DAEMONS.replace("MARK", mark) }));
+    let running =
+        tokio::time::timeout(Duration::from_millis(700), scene.sandbox.execute(call)).await;
+    assert!(running.is_err(), "the command still ran");
+    drop(scene);
+    let start = Instant::now();
+    while !marked(mark).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(3));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_future_stops_the_call_and_keeps_the_sandbox() {
+    let mark = "31113.25";
+    let scene = start().await;
+    let call = common::call("1", "bash", json!({ "command": DAEMONS.replace("MARK", mark) }));
+    let running =
+        tokio::time::timeout(Duration::from_millis(700), scene.sandbox.execute(call.clone())).await;
+    assert!(running.is_err() && !marked(mark).is_empty());
+    assert_eq!(scene.prints("echo alive").await, "alive\n");
+    assert_eq!(marked(mark), Vec::<u32>::new());
+    let again = scene.sandbox.execute(call).await.unwrap();
+    assert!(
+        again.text.contains("stopped on request"),
+        "a stopped call is not run again: {}",
+        again.text
+    );
+}
+
+#[tokio::test]
+async fn a_call_delivered_twice_runs_once() {
+    let scene = start().await;
+    let call = common::call("same", "bash", json!({ "command": "echo x >> log; wc -l < log" }));
+    let first = scene.sandbox.execute(call.clone()).await.unwrap();
+    let again = scene.sandbox.execute(call).await.unwrap();
+    assert_eq!((first.text.as_str(), &again), ("1\n", &first));
+}
+
+#[tokio::test]
+async fn a_killed_guard_takes_everything_along() {
+    let mark = "31114.25";
+    let scene = start().await;
+    scene.prints(&format!("(setsid sleep {mark} &); true")).await;
+    let guard = scene.guard_pid();
+    let outcome = tokio::join!(
+        scene.sandbox.execute(common::call("1", "bash", json!({ "command": "sleep 60" }))),
+        async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            kill(guard);
+        }
+    );
+    assert!(outcome.0.unwrap_err().to_string().contains("guard was killed"));
+    wait_for("daemons end", Duration::from_secs(3), || marked(mark).is_empty());
+}
+
+#[tokio::test]
+async fn a_killed_first_process_is_told() {
+    let scene = start().await;
+    let inner = children(scene.guard_pid());
+    kill(inner[0]);
+    let lost = scene.sandbox.execute(common::call("1", "bash", json!({ "command": "true" }))).await;
+    let why = lost.unwrap_err().to_string();
+    assert!(why.contains("the sandbox is gone: its first process died"), "{why}");
+}
+
+/// The other half of the next test: a supervisor that waits to be killed.
+#[tokio::test]
+#[ignore = "run by another test as a process of its own"]
+async fn role_supervisor() {
+    let mark = std::env::var("SUPERVISOR_MARK").unwrap();
+    let scene = start().await;
+    scene.bash(&DAEMONS.replace("MARK", &mark)).await;
+}
+
+#[test]
+fn kill_9_of_the_supervisor_leaves_no_process() {
+    let mark = "31115.25";
+    let mut supervisor = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "role_supervisor"])
+        .env("SUPERVISOR_MARK", mark)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for("daemons start", Duration::from_secs(20), || marked(mark).len() >= 4);
+    let guards = children(supervisor.id());
+    supervisor.kill().unwrap();
+    assert_eq!(supervisor.wait().unwrap().signal(), Some(9));
+    wait_for("everything ends", Duration::from_secs(3), || {
+        marked(mark).is_empty()
+            && guards.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
+}
+
+/// The other half of the next test: everything over again as an ordinary user.
+#[tokio::test]
+#[ignore = "run by another test as a process of its own"]
+async fn role_ordinary_user() {
+    let home = std::env::var("ORDINARY_HOME").unwrap();
+    let workspace = tempfile::tempdir_in(home).unwrap();
+    let scene = common::Scene::over(workspace, |_| {}).await;
+    assert_eq!(
+        scene.prints("id -un; echo x > f; cat f; ls -d /root 2>/dev/null; true").await,
+        "agent\nx\n"
+    );
+    let layers = scene.sandbox.layers();
+    assert!(layers.active.iter().any(|layer| layer == "landlock"), "{layers:?}");
+    assert!(layers.missing.iter().all(|why| why.starts_with("control group: ")), "{layers:?}");
+    assert_eq!(layers.missing.len(), 1, "the missing bound on memory is told: {layers:?}");
+    let reply = scene.bash("python3 -c 'x=b\"x\"*(2<<30)'").await;
+    assert!(reply.is_error && reply.text.contains("MemoryError"), "{}", reply.text);
+    let reply = scene.bash("sleep 60").await;
+    assert!(reply.timed_out || reply.is_error);
+}
+
+#[test]
+fn an_ordinary_user_can_run_sandboxes_too() {
+    use std::os::unix::{fs::PermissionsExt, process::CommandExt};
+    if !rustix::process::geteuid().is_root() {
+        // Then every other test has shown it.
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Copies, since the build directory may lie where only root can go.
+    let test = home.path().join("test");
+    fs::copy(std::env::current_exe().unwrap(), &test).unwrap();
+    let helper = home.path().join("tailstep-hands");
+    fs::copy(env!("CARGO_BIN_EXE_tailstep-hands"), &helper).unwrap();
+    let scratch = home.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    std::os::unix::fs::chown(&scratch, Some(12_345), Some(12_345)).unwrap();
+    let output = Command::new(&test)
+        .args(["--ignored", "--exact", "role_ordinary_user"])
+        .env("ORDINARY_HOME", &scratch)
+        .env("TAILSTEP_TEST_HELPER", &helper)
+        .env("TAILSTEP_TEST_CALL_MS", "3000")
+        .current_dir("/")
+        .uid(12_345)
+        .gid(12_345)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[tokio::test]
+async fn fifty_sandboxes_leave_nothing_behind() {
+    let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count();
+    // The first one opens what a runtime keeps.
+    start().await.sandbox.destroy().await;
+    let (descriptors_before, mounts_before) = (descriptors(), mounts());
+    let mut guards = Vec::new();
+    for round in 0..50 {
+        let scene = start_with(|_| {}).await;
+        guards.push(scene.guard_pid());
+        if round % 10 == 0 {
+            scene.prints("(setsid sleep 600 &); true").await;
+        }
+        scene.sandbox.destroy().await;
+    }
+    // Other tests of this program run at the same time and hold some descriptors.
+    assert!(
+        descriptors() < descriptors_before + 25,
+        "{} then {}",
+        descriptors_before,
+        descriptors()
+    );
+    assert_eq!(mounts(), mounts_before);
+    for guard in guards {
+        assert!(!Path::new(&format!("/proc/{guard}")).exists(), "guard {guard} is left");
+        let groups = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let tops = groups.lines().filter(|line| line.contains(" - cgroup"));
+        for top in tops.filter_map(|line| line.split(' ').nth(4)) {
+            let left = control_groups_of(Path::new(top), guard);
+            assert_eq!(left, 0, "control group of guard {guard} is left in {top}");
+        }
+    }
+}
+
+fn control_groups_of(under: &Path, guard: u32) -> usize {
+    let name = format!("tailstep-{guard}-");
+    let entries = fs::read_dir(under).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| {
+            let own = entry.file_name().to_string_lossy().starts_with(&name);
+            usize::from(own) + control_groups_of(&entry.path(), guard)
+        })
+        .sum()
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}

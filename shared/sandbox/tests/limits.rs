@@ -1,0 +1,162 @@
+//! What a command inside a sandbox can use up, and that reaching a limit is told and survived.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Scene, start, start_with};
+use serde_json::json;
+
+/// The most memory, in KiB, that the helper's processes have used: `VmHWM` of PID 1, as the host
+/// sees it.
+fn peak_kib(scene: &Scene) -> u64 {
+    let guard = scene.guard_pid();
+    let inner = common::children(guard);
+    assert_eq!(inner.len(), 1, "the guard has one child, PID 1");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", inner[0])).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[tokio::test]
+async fn floods_use_neither_memory_nor_time() {
+    let scene = start().await;
+    scene.prints("true").await;
+    let before = peak_kib(&scene);
+    let cap = 100 << 10;
+    for command in [
+        "timeout 2 yes",
+        "timeout 2 cat /dev/zero",
+        "head -c 160000000 /dev/zero | tr '\\0' x",
+        "exec 3>&1 >&-; timeout 1 yes >&2",
+        "timeout 2 yes \"$(printf '\\033[31m')\"",
+    ] {
+        let start = Instant::now();
+        let reply = scene.bash(command).await;
+        assert!(start.elapsed() < Duration::from_secs(20), "{command}: {:?}", start.elapsed());
+        assert!(reply.text.len() < 6 * cap, "{command}: {}", reply.text.len());
+        assert!(reply.truncated_bytes > 100_000, "{command}: {}", reply.truncated_bytes);
+        scene.run("bash", json!({ "restart": true })).await;
+    }
+    let grown = peak_kib(&scene) - before;
+    assert!(grown < 2 * 1_024, "PID 1 grew by {grown} KiB over floods of hundreds of megabytes");
+}
+
+#[tokio::test]
+async fn a_flood_does_not_hold_the_deadline_up() {
+    let scene = start().await;
+    let start = Instant::now();
+    let reply = scene.run("bash", json!({ "command": "yes", "timeout_ms": 1000 })).await;
+    assert!(reply.timed_out && reply.is_error, "{}", reply.text.len());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_deadline_kills_new_sessions_and_double_forks() {
+    let scene = start().await;
+    let command = "setsid sh -c '(sleep 7777 &) ; sleep 7777' & (setsid nohup sleep 7777 >/dev/null 2>&1 &) ; \
+                   python3 -c 'import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0: time.sleep(7777)\n'; sleep 7777";
+    let reply = scene.run("bash", json!({ "command": command, "timeout_ms": 1500 })).await;
+    assert!(reply.timed_out, "{}", reply.text);
+    assert!(reply.text.contains("timed out after 1500 ms"), "{}", reply.text);
+    let left = scene.prints("ps -e -o comm= | grep -c -E 'sleep|python' || true").await;
+    assert_eq!(left, "0\n");
+}
+
+#[tokio::test]
+async fn a_daemon_that_keeps_the_pipe_open_does_not_block() {
+    let scene = start().await;
+    let start = Instant::now();
+    assert_eq!(scene.prints("sleep 60 & echo started").await, "started\n");
+    assert_eq!(scene.prints("jobs -r | wc -l").await, "1\n");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn memory_is_bounded_and_its_end_is_told() {
+    let scene = start_with(|spec| spec.limits.memory_bytes = 128 << 20).await;
+    let hog = "python3 -c 'x=b\"x\"*(400<<20); print(len(x))'";
+    let reply = scene.bash(hog).await;
+    assert!(reply.is_error, "{}", reply.text);
+    assert!(reply.text.contains("[exit code 137]"), "{}", reply.text);
+    assert!(reply.text.contains("memory limit of 128 MiB was reached"), "{}", reply.text);
+    let shared = "python3 -c 'import os\nfd=os.memfd_create(\"x\")\nfor _ in range(400): os.write(fd,b\"x\"*(1<<20))'";
+    let reply = scene.bash(shared).await;
+    assert!(
+        reply.text.contains("memory limit"),
+        "memory outside any process counts: {}",
+        reply.text
+    );
+    assert_eq!(scene.prints("echo alive").await, "alive\n");
+}
+
+#[tokio::test]
+async fn a_plain_kill_is_not_called_a_lack_of_memory() {
+    let scene = start().await;
+    let reply = scene.bash("sh -c 'kill -9 $$'").await;
+    assert!(
+        reply.text.contains("[exit code 137]") && !reply.text.contains("memory"),
+        "{}",
+        reply.text
+    );
+}
+
+#[tokio::test]
+async fn processes_are_bounded() {
+    let scene = start_with(|spec| spec.limits.pids_max = 40).await;
+    let bomb = "for i in $(seq 100); do sleep 50 & done";
+    let reply = scene.run("bash", json!({ "command": bomb, "timeout_ms": 10_000 })).await;
+    assert!(reply.text.contains("Resource temporarily unavailable"), "{}", reply.text);
+    scene.run("bash", json!({ "restart": true })).await;
+    assert_eq!(scene.prints("echo alive").await, "alive\n");
+}
+
+#[tokio::test]
+async fn a_fork_bomb_ends_with_its_deadline() {
+    let scene = start_with(|spec| spec.limits.pids_max = 60).await;
+    let reply = scene
+        .run("bash", json!({ "command": "f() { f | f & }; f; sleep 30", "timeout_ms": 2000 }))
+        .await;
+    assert!(reply.is_error);
+    scene.run("bash", json!({ "restart": true })).await;
+    assert_eq!(scene.prints("echo alive").await, "alive\n");
+}
+
+#[tokio::test]
+async fn files_and_temporary_space_are_bounded() {
+    let scene = start_with(|spec| {
+        spec.limits.tmp_bytes = 8 << 20;
+        spec.limits.file_bytes_max = 16 << 20;
+    })
+    .await;
+    let reply = scene.bash("head -c 20000000 /dev/zero > /tmp/f").await;
+    assert!(reply.is_error && reply.text.contains("No space left"), "{}", reply.text);
+    let reply = scene.bash("trap '' XFSZ; head -c 20000000 /dev/zero > big").await;
+    assert!(reply.is_error, "{}", reply.text);
+    let reply = scene
+        .bash("rm /tmp/f; cd /tmp; python3 -c 'for n in range(100000): open(str(n),\"w\")'")
+        .await;
+    assert!(reply.is_error && reply.text.contains("No space left"), "{}", reply.text);
+    assert_eq!(scene.prints("ulimit -c; ulimit -n").await, "0\n4096\n");
+}
+
+#[tokio::test]
+async fn a_call_cannot_pass_the_sandbox_limit() {
+    let scene = start_with(|spec| spec.limits.call_ms_max = 700).await;
+    let reply = scene.run("bash", json!({ "command": "sleep 60", "timeout_ms": 60_000 })).await;
+    assert!(reply.timed_out && reply.text.contains("700 ms"), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn a_life_ends_on_time_and_says_so() {
+    let scene = start_with(|spec| spec.limits.life_ms_max = 1_500).await;
+    let start = Instant::now();
+    let outcome =
+        scene.sandbox.execute(common::call("1", "bash", json!({ "command": "sleep 60" }))).await;
+    let why = outcome.unwrap_err().to_string();
+    assert!(why.contains("its time was over (life_ms_max)"), "{why}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    let again =
+        scene.sandbox.execute(common::call("2", "bash", json!({ "command": "true" }))).await;
+    assert!(again.unwrap_err().to_string().contains("its time was over"));
+}

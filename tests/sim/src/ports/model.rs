@@ -1,0 +1,131 @@
+//! The model behind faults, as strict as a provider.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use async_trait::async_trait;
+use tailstep_core::{
+    event::Event,
+    ids::SessionKey,
+    model::{FailureKind, ModelAnswer, ModelFailure, ModelRequest, Usage},
+};
+use tailstep_runtime::ports::Model;
+
+use super::hands::Busy;
+use crate::{
+    actor::Actor,
+    brain,
+    check::Checker,
+    fault::Fault,
+    notes::ModelCall,
+    request::{blocks, refuse},
+    world::{World, pass_ms},
+};
+
+pub(super) struct SimModel {
+    pub(super) actor: Arc<Actor>,
+}
+
+#[async_trait]
+impl Model for SimModel {
+    async fn call(&self, request: &ModelRequest) -> Result<ModelAnswer, ModelFailure> {
+        let world = &self.actor.world;
+        // Every session's agent names a model of its own.
+        let session = request.model.strip_prefix("sim/").unwrap_or_default();
+        let key = SessionKey::new("tenant", session);
+        let serial = self.begin(world, &key);
+        self.check(world, &key, request);
+        let busy = Busy::new(&self.actor, &key);
+        self.actor.pause("model call").await;
+        let thinks_ms = match world.hit(Fault::ModelSlow) {
+            true => world.between(world.plan.limits.lease_ms, world.plan.slow_ms.max(1) * 2),
+            false => world.between(0, 60),
+        };
+        pass_ms(thinks_ms).await;
+        self.actor.pause("model answer").await;
+        busy.over();
+        let usage = Usage { input_tokens: serial as u64, output_tokens: 1, ..Usage::default() };
+        if let Some(failure) = self.failure(world, &key) {
+            return Err(failure);
+        }
+        Ok(ModelAnswer { usage, ..brain::answer(request) })
+    }
+
+    fn check(&self, _model: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl SimModel {
+    /// Takes note of the call; there must be an intent for it in the log.
+    fn begin(&self, world: &World, key: &SessionKey) -> usize {
+        let now_ms = world.now_ms();
+        let mut state = world.state();
+        let started = |event: &Event| matches!(event, Event::ModelStarted(_));
+        let intents = state.truths.get(key).map_or(0, |truth| truth.count(started));
+        let calls = &mut state.notes.model_calls;
+        let serial = calls.len();
+        let intent = self.actor.intent.load(Ordering::Relaxed);
+        calls.push(ModelCall { key: key.clone(), intent, actor: self.actor.id });
+        let made = calls.iter().filter(|call| call.key == *key).count();
+        let not_before_ms = state.notes.not_before_ms.get(key).copied().unwrap_or(0);
+        drop(state);
+        world.trace(&self.actor.name(), || format!("calls the model for {key} (call {serial})"));
+        if made > intents {
+            world.violate(Checker::Safety, || {
+                format!("{key}: model call {made} is made, {intents} intents are in the log")
+            });
+        }
+        // Two machines' clocks may be apart by twice the skew, and each may have jumped as far.
+        let slack_ms = if world.plan.on(Fault::ClockSkew) || world.plan.on(Fault::ClockStep) {
+            4 * world.plan.skew_ms_max
+        } else {
+            0
+        };
+        if now_ms + slack_ms < not_before_ms {
+            world.violate(Checker::Economy, || {
+                format!("{key}: the model is called {} ms too early", not_before_ms - now_ms)
+            });
+        }
+        serial
+    }
+
+    fn check(&self, world: &World, key: &SessionKey, request: &ModelRequest) {
+        if let Some(wrong) = refuse(&request.messages) {
+            world.violate(Checker::Request, || format!("{key}: {wrong}"));
+        }
+        let now = blocks(&request.messages);
+        let before = world.state().notes.shown.insert(key.clone(), now.clone());
+        if before.is_some_and(|before| !now.starts_with(&before)) {
+            world.violate(Checker::Request, || {
+                format!("{key}: a request does not begin with the one before")
+            });
+        }
+    }
+
+    fn failure(&self, world: &World, key: &SessionKey) -> Option<ModelFailure> {
+        let failed = |kind, retry_after_ms| {
+            Some(ModelFailure {
+                kind,
+                message: "simulated".to_owned(),
+                retry_after_ms,
+                usage: Usage::default(),
+            })
+        };
+        if world.hit(Fault::ModelRateLimited) {
+            let retry_after_ms = world.between(500, 90_000);
+            let until_ms = world.now_ms() + retry_after_ms;
+            world.state().notes.not_before_ms.insert(key.clone(), until_ms);
+            return failed(FailureKind::RateLimited, Some(retry_after_ms));
+        }
+        if world.hit(Fault::ModelOverloaded) {
+            return failed(FailureKind::Overloaded, None);
+        }
+        if world.hit(Fault::ModelInterrupted) {
+            return failed(FailureKind::Interrupted, None);
+        }
+        if world.hit(Fault::ModelRejected) {
+            return failed(FailureKind::Rejected, None);
+        }
+        None
+    }
+}

@@ -1,0 +1,213 @@
+"""What the deployed stack must do, checked from outside: through the public API, and then by looking
+into the table, the queues and the functions' logs."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+from stack import API_KEY
+from venvs import ROOT
+
+# A worker's death costs at most this much (design guarantee 6).
+RECOVERY_S_MAX = 45
+
+
+class Bed:
+    """The stack under test and its public face."""
+
+    def __init__(self, stack, url):
+        self.stack = stack
+        self.url = url
+
+    def call(self, method, path, body=None):
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
+            headers={"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def start(self, model, text):
+        """A session with one message sent; answers its id."""
+        agent = self.call("POST", "/v1/agents", {
+            "name": "wire", "model": model, "tools": [{"type": "agent_toolset_20260401"}],
+        })
+        environment = self.call("POST", "/v1/environments", {
+            "name": f"wire-{time.time_ns()}", "config": {"type": "cloud"},
+        })
+        session = self.call("POST", "/v1/sessions", {
+            "agent": agent["id"], "environment_id": environment["id"],
+        })
+        message = {"type": "user.message", "content": [{"type": "text", "text": text}]}
+        self.call("POST", f"/v1/sessions/{session['id']}/events", {"events": [message]})
+        return session["id"]
+
+    def wait_until_idle(self, session, seconds):
+        """How long it took until the turn was over."""
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
+            kinds = [event["type"] for event in self.events(session)]
+            if "session.status_idle" in kinds:
+                return time.monotonic() - started
+            if "session.status_terminated" in kinds:
+                raise RuntimeError(f"session {session} was terminated")
+            time.sleep(0.25)
+        raise RuntimeError(f"session {session} is not idle after {seconds} s: {kinds[-5:]}")
+
+    def events(self, session):
+        """All events of a session, oldest first."""
+        found, page = [], ""
+        while True:
+            answer = self.call("GET", f"/v1/sessions/{session}/events?limit=100&order=asc{page}")
+            found += answer["data"]
+            if not answer.get("next_page"):
+                return found
+            page = f"&page={answer['next_page']}"
+
+
+def run(bed, results):
+    results.run("a bad key is refused", bad_key, bed)
+    results.run("a session of 40 steps", forty_steps, bed)
+    results.run("a killed step worker", killed_worker, bed)
+    conformance = os.environ.get("TAILSTEP_CONFORMANCE")
+    if conformance:
+        results.run("conformance, stage 1", run_conformance, bed, conformance)
+    else:
+        results.skip("conformance, stage 1", "TAILSTEP_CONFORMANCE names no script")
+    results.run("ports of the AWS adapter", adapter_ports, bed)
+    results.run("no dead letters", no_dead_letters, bed)
+
+
+def bad_key(bed):
+    request = urllib.request.Request(f"{bed.url}/v1/agents", headers={"x-api-key": "wrong"})
+    try:
+        urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        assert error.code == 401, error.code
+        assert json.loads(error.read())["type"] == "error"
+    else:
+        raise AssertionError("a wrong key was accepted")
+
+
+def forty_steps(bed):
+    session = bed.start("scripted/forty-steps", "go")
+    took = bed.wait_until_idle(session, 300)
+    events = bed.events(session)
+    said = [e["content"][0]["text"] for e in events if e["type"] == "agent.message"]
+    assert said[-1:] == ["forty steps done"], said
+    assert sum(e["type"] == "agent.tool_result" for e in events) == 20
+    # Every effect in an invocation of its own: the lines that steps print name their request.
+    steps = [
+        line for line in settled(lambda: step_lines(bed, session), lambda lines: len(lines) >= 40)
+        if line["action"] in ("Model", "Tool")
+    ]
+    requests = {line["request"] for line in steps}
+    assert len(steps) == len(requests) == 40, f"{len(steps)} effects in {len(requests)} invocations"
+    assert [line["attempt"] for line in steps] == [1] * 40
+    head, records = bed.stack.session_items(session)
+    assert head["status"]["S"] == "idle" and "due_ms" not in head, head
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+    assert int(head["last_seq"]["N"]) == len(records)
+    kinds = [event["type"] for record in records for event in record["events"]]
+    for kind, count in {"model_started": 20, "model_answered": 20, "tool_started": 20,
+                        "tool_finished": 20, "turn_ended": 1}.items():
+        assert kinds.count(kind) == count, f"{kind}: {kinds.count(kind)}"
+    queue = settled(lambda: bed.stack.queue_depth("WakeQueueUrl"), lambda depth: not any(depth.values()))
+    assert not any(queue.values()), f"the queue holds {queue}"
+    return f"40 effects in 40 invocations, {len(records)} records, {took:.1f} s"
+
+
+def killed_worker(bed):
+    undisturbed = bed.start("scripted/slow-answer", "go")
+    bed.wait_until_idle(undisturbed, 120)
+    session = bed.start("scripted/slow-answer", "go")
+    # The second answer takes four seconds: its intent is the last record meanwhile.
+    settled(lambda: open_model_calls(bed, session), lambda started: started == 2, seconds=60)
+    time.sleep(1)
+    workers = bed.stack.emulator.function_processes(bed.stack.outputs["StepFunctionName"])
+    assert workers, "no step worker is running"
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    took = bed.wait_until_idle(session, RECOVERY_S_MAX + 30)
+    assert took <= RECOVERY_S_MAX, f"took {took:.1f} s"
+    want, got = transcript(bed, undisturbed), transcript(bed, session)
+    assert want == got, f"{want}\n{got}"
+    _, records = bed.stack.session_items(session)
+    attempts = [e["attempt"] for r in records for e in r["events"] if e["type"] == "model_started"]
+    assert attempts == [1, 1, 2, 1], attempts
+    return f"finished {took:.1f} s after the kill, one step done again"
+
+
+def open_model_calls(bed, session):
+    _, records = bed.stack.session_items(session)
+    kinds = [event["type"] for record in records for event in record["events"]]
+    return kinds.count("model_started") if kinds and kinds[-1] == "model_started" else 0
+
+
+def transcript(bed, session):
+    """What was said and done, without ids and times."""
+    kept = ("user.message", "agent.message", "agent.tool_use", "agent.tool_result")
+    return [
+        (event["type"], json.dumps(event.get("content")), json.dumps(event.get("input")))
+        for event in bed.events(session) if event["type"] in kept
+    ]
+
+
+def step_lines(bed, session):
+    lines = bed.stack.log_lines("StepFunctionName")
+    return [line for line in lines if line.get("message") == "step" and line["session"].endswith(session)]
+
+
+def run_conformance(bed, script):
+    log = ROOT / "target/wire/conformance.log"
+    environment = os.environ | {"ANTHROPIC_BASE_URL": bed.url, "ANTHROPIC_API_KEY": API_KEY}
+    python = os.environ.get("TAILSTEP_CONFORMANCE_PYTHON", "python3")
+    with log.open("w") as output:
+        done = subprocess.run([python, script, "--stage", "1"], env=environment, stdout=output,
+                              stderr=subprocess.STDOUT, timeout=900)
+    last = log.read_text().strip().splitlines()[-1:]
+    if done.returncode != 0:
+        raise AssertionError(f"ended with {done.returncode}: {last}; see {log.relative_to(ROOT)}")
+    return last[0] if last else None
+
+
+def adapter_ports(bed):
+    """The adapter's own tests over these services, whose addresses they get in variables."""
+    outputs = bed.stack.outputs
+    step = bed.stack.function_environment("StepFunctionName")
+    environment = os.environ | bed.stack.emulator.environment() | {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+        "TAILSTEP_WIRE": "1",
+        "TAILSTEP_DEAD_LETTERS_URL": outputs["WakeDeadLettersUrl"],
+    } | {name: value for name, value in step.items() if name.startswith("TAILSTEP_")}
+    done = subprocess.run(
+        ["cargo", "test", "-p", "tailstep-aws", "--test", "wire", "--", "--ignored", "--nocapture"],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    (ROOT / "target/wire/ports.log").write_text(done.stdout)
+    closing = [line for line in done.stdout.splitlines() if line.startswith("test result:")]
+    if done.returncode != 0 or not closing:
+        raise AssertionError("see target/wire/ports.log\n" + "\n".join(done.stdout.splitlines()[-30:]))
+    return closing[-1]
+
+
+def no_dead_letters(bed):
+    depth = bed.stack.queue_depth("WakeDeadLettersUrl")
+    assert not any(depth.values()), depth
+
+
+def settled(look, good, seconds=20):
+    """What `look` sees, as soon as `good` likes it; the last sight after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = look()
+        if good(seen) or time.monotonic() > deadline:
+            return seen
+        time.sleep(0.2)

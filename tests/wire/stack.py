@@ -1,0 +1,149 @@
+"""The stack on the emulator: binaries, rendering, deployment, and what a test asks of it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from emulator import REGION
+from venvs import ROOT
+
+STACK = "tailstep"
+API_KEY = "tailstep_wire_test"
+FUNCTIONS = ["api", "step", "sandbox", "sweep"]
+BUILT = ROOT / "target/lambda"
+
+
+def build(commands):
+    """The release bootstraps, each at target/lambda/FUNCTION/bootstrap, as template.yaml expects."""
+    packages = [argument for name in FUNCTIONS for argument in ("-p", f"tailstep-fn-{name}")]
+    environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
+    subprocess.run(
+        ["cargo", "lambda", "build", "--release", "--compiler", "cargo", "--lambda-dir", str(BUILT), *packages],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+    )
+    for name in FUNCTIONS:
+        size = (BUILT / name / "bootstrap").stat().st_size
+        print(f"{name}: {size / 1e6:.1f} MB", flush=True)
+
+
+def render(folder, scripts):
+    """template.yaml with the differences that the emulator or the tests force, and no others:
+
+    1. The tests' scripts: StepFunction and ApiFunction are told where scripted models are read from.
+    """
+    text = (ROOT / "template.yaml").read_text()
+    anchor = "          TAILSTEP_SCRIPTED_MODELS: !Ref ScriptedModels\n"
+    if text.count(anchor) != 2:
+        raise RuntimeError("template.yaml has changed: the rendering no longer fits it")
+    text = text.replace(anchor, f"{anchor}          TAILSTEP_SCRIPT_ROOT: {scripts}\n")
+    for name in FUNCTIONS:
+        text = text.replace(f"CodeUri: target/lambda/{name}/", f"CodeUri: {BUILT / name}/")
+    rendered = Path(folder) / "template.yaml"
+    rendered.write_text(text)
+    return rendered
+
+
+class Stack:
+    """A deployed stack, seen through the AWS API."""
+
+    def __init__(self, emulator, commands):
+        self.emulator = emulator
+        self.commands = Path(commands)
+        self.outputs = {}
+
+    def deploy(self, template, models):
+        environment = self.emulator.environment() | {"SAM_CLI_TELEMETRY": "0"}
+        key_hash = hashlib.sha256(API_KEY.encode()).hexdigest()
+        subprocess.run(
+            [
+                str(self.commands / "sam"), "deploy",
+                "--template-file", str(template),
+                "--stack-name", STACK,
+                "--resolve-s3",
+                "--region", REGION,
+                "--capabilities", "CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND",
+                "--no-confirm-changeset",
+                "--no-fail-on-empty-changeset",
+                "--no-progressbar",
+                "--parameter-overrides", f"ApiKeySha256={key_hash}", f"ScriptedModels={models}",
+            ],
+            cwd=self.emulator.folder,
+            env=environment,
+            check=True,
+        )
+        described = self.aws("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
+        if not described["StackStatus"].endswith("_COMPLETE"):
+            raise RuntimeError(f"the stack is {described['StackStatus']}")
+        self.outputs = {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
+
+    def aws(self, service):
+        import boto3
+
+        return boto3.client(
+            service,
+            endpoint_url=self.emulator.url,
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+
+    def function_environment(self, output):
+        """The variables of a deployed function, as its processes see them."""
+        function = self.aws("lambda").get_function_configuration(FunctionName=self.outputs[output])
+        return function["Environment"]["Variables"]
+
+    def queue_depth(self, output):
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible",
+                 "ApproximateNumberOfMessagesDelayed"]
+        answer = self.aws("sqs").get_queue_attributes(
+            QueueUrl=self.outputs[output], AttributeNames=names
+        )
+        return {name: int(answer["Attributes"][name]) for name in names}
+
+    def session_items(self, session):
+        """All items of a session's partition: its head and its records, in order."""
+        table = self.aws("dynamodb")
+        items, resume = [], {}
+        while True:
+            page = table.query(
+                TableName=self.outputs["LogTableName"],
+                KeyConditionExpression="pk = :pk",
+                ExpressionAttributeValues={":pk": {"S": f"default#{session}"}},
+                ConsistentRead=True,
+                **resume,
+            )
+            items += page["Items"]
+            if "LastEvaluatedKey" not in page:
+                break
+            resume = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+        head = [item for item in items if item["sk"]["S"] == "HEAD"]
+        records = [json.loads(item["body"]["B"]) for item in items if item["sk"]["S"].startswith("R#")]
+        return head[0] if head else None, records
+
+    def log_lines(self, output):
+        """JSON lines that a function printed, oldest first."""
+        logs = self.aws("logs")
+        group = self.aws("lambda").get_function_configuration(
+            FunctionName=self.outputs[output]
+        ).get("LoggingConfig", {}).get("LogGroup") or f"/aws/lambda/{self.outputs[output]}"
+        lines, token = [], {}
+        while True:
+            page = logs.filter_log_events(logGroupName=group, **token)
+            for event in page["events"]:
+                for line in event["message"].splitlines():
+                    try:
+                        lines.append(json.loads(line))
+                    except json.JSONDecodeError:
+                        pass
+            if "nextToken" not in page:
+                return lines
+            token = {"nextToken": page["nextToken"]}
+
+
+if __name__ == "__main__":
+    sys.exit("run tests/wire/rig.py")
