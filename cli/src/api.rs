@@ -23,7 +23,7 @@ pub(crate) struct Api {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: String,
-    /// The JSON object, byte for byte.
+    /// The JSON object as it came, on one line.
     pub(crate) raw: String,
     pub(crate) fields: Value,
 }
@@ -129,10 +129,12 @@ impl Events {
 /// The event of one frame; `None` for a ping or a comment.
 fn read(frame: &[u8]) -> anyhow::Result<Option<Event>> {
     let text = std::str::from_utf8(frame).context("an event is not UTF-8")?;
-    let Some(data) = text.lines().find_map(|line| line.strip_prefix("data:")) else {
+    let data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data:")).collect();
+    if data.is_empty() {
         return Ok(None);
-    };
-    let event = event(data.trim())?;
+    }
+    // A model's own JSON may go over several lines; between its tokens a space is as good.
+    let event = event(data.join(" ").trim())?;
     match event.kind.as_str() {
         "ping" => Ok(None),
         "error" => bail!("{}", event.fields["error"]["message"].as_str().unwrap_or("unknown error")),
@@ -153,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn frames_are_put_together_from_any_pieces() {
-        let text = ": hi\n\nevent: a\ndata: {\"type\":\"a\",\"n\":1}\n\nevent: ping\n\
+        let text = ": hi\n\nevent: a\ndata: {\"type\":\"a\",\ndata: \"n\":1}\n\nevent: ping\n\
                     data: {\"type\":\"ping\"}\n\nevent: b\ndata: {\"type\":\"b\"}\n\n";
         for size in [1, 2, 7, text.len()] {
             let pieces: Vec<Result<Vec<u8>, std::io::Error>> =
@@ -161,7 +163,7 @@ mod tests {
             let body = Body::from_stream(futures_util::stream::iter(pieces));
             let mut events = Events { body, received: Vec::new() };
             let first = events.next().await.unwrap().unwrap();
-            assert_eq!((first.kind.as_str(), first.raw.as_str()), ("a", r#"{"type":"a","n":1}"#));
+            assert_eq!((first.kind.as_str(), first.raw.as_str()), ("a", r#"{"type":"a",  "n":1}"#));
             assert_eq!(events.next().await.unwrap().unwrap().kind, "b");
             assert!(events.next().await.unwrap().is_none());
         }

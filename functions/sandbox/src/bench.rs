@@ -110,7 +110,10 @@ impl Laid {
                     let text = format!(
                         "\n[{} entries of the workspace cannot be kept for the next call, such as {}]",
                         packed.left_out_total,
-                        packed.left_out.first().map_or("?".into(), |out| out.path.display().to_string()),
+                        packed
+                            .left_out
+                            .first()
+                            .map_or("?".into(), |out| out.path.display().to_string()),
                     );
                     reply.text.push_str(&text);
                 }

@@ -32,10 +32,9 @@ mod tests {
 
     #[test]
     fn messages_are_the_ones_the_step_writes_and_reads() {
-        let order: Order = serde_json::from_str(include_str!(
-            "../../../shared/aws/examples/hands-order-v1.json"
-        ))
-        .unwrap();
+        let order: Order =
+            serde_json::from_str(include_str!("../../../shared/aws/examples/hands-order-v1.json"))
+                .unwrap();
         assert_eq!((order.v, order.sandbox.as_str()), (FORMAT, "5b1e"));
         assert_eq!(order.call.input, r#"{"command":"true"}"#);
         let answer = Answer {
@@ -49,10 +48,9 @@ mod tests {
             },
             workspace: order.workspace,
         };
-        let golden: serde_json::Value = serde_json::from_str(include_str!(
-            "../../../shared/aws/examples/hands-answer-v1.json"
-        ))
-        .unwrap();
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../../../shared/aws/examples/hands-answer-v1.json"))
+                .unwrap();
         assert_eq!(serde_json::to_value(&answer).unwrap(), golden);
     }
 }

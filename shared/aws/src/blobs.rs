@@ -1,10 +1,7 @@
 //! Blobs in S3, under `blobs/<tenant>/<sha256>`.
 
 use async_trait::async_trait;
-use aws_sdk_s3::{
-    Client, error::ProvideErrorMetadata, operation::get_object::GetObjectError,
-    primitives::ByteStream,
-};
+use aws_sdk_s3::{Client, operation::get_object::GetObjectError, primitives::ByteStream};
 use bytes::Bytes;
 use tailstep_core::ids::BlobRef;
 use tailstep_runtime::ports::{Blobs, BlobsError};
@@ -29,24 +26,22 @@ impl S3Blobs {
 impl Blobs for S3Blobs {
     async fn put(&self, tenant: &str, content: Bytes) -> Result<BlobRef, BlobsError> {
         let blob = BlobRef::of(&content);
-        let sent = self
-            .client
+        // Over whatever is there: equal bytes, or damage that this mends.
+        self.client
             .put_object()
             .bucket(&self.bucket)
             .key(object_key(tenant, &blob))
-            // Equal hash, equal bytes: whoever was first is as good.
-            .if_none_match("*")
             .body(ByteStream::from(content))
             .send()
-            .await;
-        match sent {
-            Ok(_) => Ok(blob),
-            Err(error) if error.code() == Some("PreconditionFailed") => Ok(blob),
-            Err(error) => Err(sort("write blob", &error).into()),
-        }
+            .await
+            .map_err(|error| sort("write blob", &error))?;
+        Ok(blob)
     }
 
     async fn get(&self, tenant: &str, blob: &BlobRef) -> Result<Bytes, BlobsError> {
+        if !is_address(&blob.sha256) {
+            return Err(BlobsError::Missing { sha256: blob.sha256.clone() });
+        }
         let answer = self
             .client
             .get_object()
@@ -71,6 +66,11 @@ impl Blobs for S3Blobs {
         }
         Ok(content)
     }
+}
+
+/// Anything else could name another object than a blob.
+fn is_address(sha256: &str) -> bool {
+    sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// A tenant's name may hold any character; in a key it is hexadecimal wherever it is not plain, so

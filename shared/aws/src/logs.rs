@@ -6,7 +6,8 @@ use tracing_subscriber::EnvFilter;
 pub fn start_logs() {
     let level = std::env::var("TAILSTEP_LOG").unwrap_or_else(|_| "info".to_owned());
     // The SDK's own lines are for people who debug the SDK.
-    let filter = EnvFilter::try_new(format!("warn,tailstep={level},step={level},sweep={level},api={level}"));
+    let filter =
+        EnvFilter::try_new(format!("warn,tailstep={level},step={level},sweep={level},api={level}"));
     let _ = tracing_subscriber::fmt()
         .json()
         .flatten_event(true)

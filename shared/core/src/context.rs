@@ -3,7 +3,7 @@
 //! The builder only ever adds at the end, so a later request of the same session begins with the
 //! earlier one's messages, byte for byte.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     agent::AgentSpec,
@@ -25,7 +25,7 @@ const EMPTY_ERROR: &str = "(failed without a message)";
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     agent: Option<AgentSpec>,
-    messages: Vec<Message>,
+    messages: Arc<Vec<Message>>,
     /// Messages from users that no model call has shown yet.
     waiting: BTreeMap<Position, Vec<Content>>,
     /// Names of the model's calls that have no result yet.
@@ -124,9 +124,11 @@ impl Context {
 
     /// Neighbours of one role become one message.
     fn add(&mut self, role: Role, part: Part) {
-        match self.messages.last_mut() {
+        // No request is under way while records are taken in, so that this does not copy.
+        let messages = Arc::make_mut(&mut self.messages);
+        match messages.last_mut() {
             Some(last) if last.role == role => last.parts.push(part),
-            Some(_) | None => self.messages.push(Message { role, parts: vec![part] }),
+            Some(_) | None => messages.push(Message { role, parts: vec![part] }),
         }
     }
 

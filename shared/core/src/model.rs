@@ -2,6 +2,8 @@
 //!
 //! Must not know any provider's wire format; the `model` crate translates.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{content::Content, raw::RawJson};
@@ -20,7 +22,8 @@ pub struct ModelRequest {
     /// Alternating roles, the first from the user and the last too (after a pause, the assistant's);
     /// never an empty message, never a blank text block, each tool use answered exactly once in the
     /// next user message.
-    pub messages: Vec<Message>,
+    /// Shared, so that asking again does not copy the conversation.
+    pub messages: Arc<Vec<Message>>,
     pub output_tokens_max: u32,
 }
 

@@ -44,7 +44,7 @@ pub struct Config {
 
 impl Config {
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self { data_dir: data_dir.into(), visibility_ms: 60_000, cache_bytes: 12 * 1024 * 1024 }
+        Self { data_dir: data_dir.into(), visibility_ms: 60_000, cache_bytes: 8 * 1024 * 1024 }
     }
 }
 

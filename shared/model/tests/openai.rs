@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{KEY, Keys, config, opaque, request, results, router, said, text, used, user};
 use tailstep_core::{
     content::{Content, Source},
@@ -78,7 +80,7 @@ async fn a_conversation_is_rendered_and_bodies_grow_at_the_end() {
             _ => unreachable!(),
         },
     );
-    asked.messages.push(messages);
+    Arc::make_mut(&mut asked.messages).push(messages);
     let mut answered = results(&[("call_1", "ok")]);
     answered.parts.push(Part::ToolResult {
         id: "call_2".into(),
@@ -96,7 +98,7 @@ async fn a_conversation_is_rendered_and_bodies_grow_at_the_end() {
         title: Some("t".into()),
         context: None,
     }));
-    asked.messages.push(answered);
+    Arc::make_mut(&mut asked.messages).push(answered);
     stub.push(Reply::text("done"));
     router.call(&asked).await.unwrap();
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{fs, time::Instant};
+use std::{fs, sync::Arc, time::Instant};
 
 use common::{Keys, request, results, said, text, used, user};
 use tailstep_core::{
@@ -120,7 +120,7 @@ async fn run(mut messages: Vec<Message>) -> (Vec<Message>, usize) {
     loop {
         let asked = request("scripted/echo", messages);
         let answer = Scripted::new(None).call("echo", &asked).await.unwrap();
-        messages = asked.messages;
+        messages = asked.messages.to_vec();
         messages.push(said(&answer));
         let Some(Block::ToolUse { id, input, .. }) = answer.blocks.first() else {
             return (messages, calls);
@@ -143,7 +143,7 @@ async fn steps_are_taken_one_after_another() {
             [Part::Content(Content::text(format!("done after {count} steps")))]
         );
         let mut whole = request("scripted/echo", messages);
-        whole.messages.push(user("more"));
+        Arc::make_mut(&mut whole.messages).push(user("more"));
         validate_messages(&whole).unwrap();
     }
 }

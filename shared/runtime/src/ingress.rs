@@ -2,7 +2,7 @@
 
 use tailstep_core::{
     event::{Created, EndReason, Ended, Event, Input, Received},
-    ids::{Position, SessionKey},
+    ids::{Position, Seq, SessionKey},
     limits::input::QUEUED_MESSAGES_MAX,
     record::Record,
     session::Session,
@@ -89,13 +89,17 @@ pub async fn send(
     request: Option<&str>,
 ) -> Result<Sent, IngressError> {
     let mut loaded = load(runtime.log.as_ref(), key).await?;
-    let repeated = request.and_then(|id| loaded.session.request(id)).map(|request| request.seq);
-    let record = match repeated {
+    let record = match accepted(&loaded, request) {
         Some(seq) => read_one(runtime.log.as_ref(), key, seq).await?,
         None => store(runtime, &mut loaded, inputs, request).await?,
     };
     wake_next(runtime, &loaded).await?;
     Ok(Sent { record, session: loaded.session })
+}
+
+/// The record that holds what this request sent, if it was accepted before.
+fn accepted(loaded: &Loaded, request: Option<&str>) -> Option<Seq> {
+    request.and_then(|id| loaded.session.request(id)).map(|request| request.seq)
 }
 
 async fn store(
@@ -117,7 +121,11 @@ async fn store(
         .collect();
     match record(runtime, loaded, &events, Projection::Atomic).await {
         Ok(record) => Ok(record),
-        Err(RuntimeError::Refused { .. }) => Err(IngressError::Ended { session }),
+        Err(RuntimeError::Refused { .. }) => match accepted(loaded, request) {
+            // The same request by way of another server was faster.
+            Some(seq) => Ok(read_one(runtime.log.as_ref(), &loaded.key, seq).await?),
+            None => Err(IngressError::Ended { session }),
+        },
         Err(error) => Err(error.into()),
     }
 }

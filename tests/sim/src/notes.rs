@@ -27,9 +27,11 @@ pub struct Notes {
     pub tool_runs: Vec<ToolRun>,
     pub sent: Vec<Sent>,
     pub crashes: Vec<Crash>,
-    /// The last request of each session, as blocks.
+    /// The longest request of each session, as blocks.
     pub shown: BTreeMap<SessionKey, Vec<(Role, Part)>>,
-    /// The provider asked not to be called before then.
+    /// What the provider asked for in answer to an attempt.
+    pub asked_until_ms: BTreeMap<(SessionKey, Seq), u64>,
+    /// The provider asked not to be called before then, and the log says so.
     pub not_before_ms: BTreeMap<SessionKey, u64>,
     /// Steps that ended in an error.
     pub step_errors: u64,

@@ -299,7 +299,8 @@ fn steps(plan: &Plan, sender: &str, rng: &mut SplitMix64) -> Vec<Step> {
         };
         let mut messages = Vec::new();
         for _ in 0..rng.pick(&[1, 1, 1, 2]) {
-            messages.push(format!("{sender}m{count} {}", letters(plan, rng)));
+            let script = format!("{sender}m{count} {}", letters(plan, rng));
+            messages.push(script.trim().to_owned());
             count += 1;
         }
         steps.push(Step { when, act: Act::Say { messages } });

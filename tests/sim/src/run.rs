@@ -128,7 +128,7 @@ fn outcome(world: &World) -> Outcome {
     for (key, truth) in &state.truths {
         logs.insert(key.clone(), truth.written.iter().map(|w| w.body.clone()).collect());
         let request = Context::of(truth.records()).request(&world.plan.limits);
-        conversations.insert(key.clone(), request.map(|r| r.messages).unwrap_or_default());
+        conversations.insert(key.clone(), request.map(|r| r.messages.to_vec()).unwrap_or_default());
     }
     Outcome {
         plan: world.plan.clone(),

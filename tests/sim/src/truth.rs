@@ -108,7 +108,12 @@ fn follow_attempts(
                 let serial = usize::try_from(answered.answer.usage.input_tokens).unwrap_or(0);
                 check_call(world, key, serial, answered.intent);
             }
-            Event::ModelFailed(failed) => check_owner(world, actor, key, failed.intent),
+            Event::ModelFailed(failed) => {
+                check_owner(world, actor, key, failed.intent);
+                let notes = &mut world.state().notes;
+                let asked = notes.asked_until_ms.get(&(key.clone(), failed.intent)).copied();
+                notes.not_before_ms.insert(key.clone(), asked.unwrap_or(0));
+            }
             Event::ToolFinished(finished) => {
                 if let Some(intent) = finished.intent {
                     check_owner(world, actor, key, intent);

@@ -229,7 +229,10 @@ impl Follow {
         match shown.render(session) {
             Ok(data) => {
                 let id = spell_id(shown.place, session);
-                let frame = format!("id: {id}\nevent: {}\ndata: {}\n\n", shown.kind, data.get());
+                // A tool's input is the model's own JSON, which may go over several lines; a frame's
+                // data must not. Line breaks stand only between its tokens.
+                let data = data.get().replace(['\n', '\r'], " ");
+                let frame = format!("id: {id}\nevent: {}\ndata: {data}\n\n", shown.kind);
                 self.frames.push_back(Bytes::from(frame));
             }
             Err(error) => self.give_up(&error),

@@ -195,18 +195,38 @@ impl DynamoLog {
     ) -> Result<Seq, LogError> {
         let last_seq =
             |item: Item| get_number(&item, "last_seq").map_err(|what| unreadable(key, what));
-        // The common case first: one more beat of the same attempt.
+        let holder = match self.beat_once(key, intent, due_at_ms).await? {
+            Beat::Counted(item) => return last_seq(item),
+            Beat::Held(holder) => holder,
+        };
+        // Another beat of this attempt was the first one meanwhile: now there is one to count on.
+        if holder == Some(intent) {
+            match self.beat_once(key, intent, due_at_ms).await? {
+                Beat::Counted(item) => return last_seq(item),
+                Beat::Held(holder) => return Err(conflict(key, holder.unwrap_or(intent))),
+            }
+        }
+        Err(conflict(key, holder.unwrap_or(intent)))
+    }
+
+    /// One more beat of the same attempt, which is the common case; or else its first.
+    async fn beat_once(
+        &self,
+        key: &SessionKey,
+        intent: Seq,
+        due_at_ms: UnixMs,
+    ) -> Result<Beat, LogError> {
         match self.update_lease(key, head::beat_again(key, intent, due_at_ms)).await? {
-            Moved::Now(item) => return last_seq(item),
-            Moved::Refused(None) => return Err(conflict(key, intent)),
+            Moved::Now(item) => return Ok(Beat::Counted(item)),
+            Moved::Refused(None) => return Ok(Beat::Held(None)),
             Moved::Refused(Some(_)) => {}
         }
         match self.update_lease(key, head::first_beat(key, intent, due_at_ms)).await? {
-            Moved::Now(item) => last_seq(item),
-            Moved::Refused(None) => Err(conflict(key, intent)),
+            Moved::Now(item) => Ok(Beat::Counted(item)),
+            Moved::Refused(None) => Ok(Beat::Held(None)),
             Moved::Refused(Some(item)) => {
                 let holder = get_number(&item, "lease_intent");
-                Err(conflict(key, holder.map_err(|what| unreadable(key, what))?))
+                Ok(Beat::Held(Some(holder.map_err(|what| unreadable(key, what))?)))
             }
         }
     }
@@ -254,4 +274,12 @@ enum Moved {
     Now(Item),
     /// The head that did not meet the condition, if there is one.
     Refused(Option<Item>),
+}
+
+/// What became of a beat.
+enum Beat {
+    /// The head after it.
+    Counted(Item),
+    /// The intent that holds the lease instead; `None` when there is no head.
+    Held(Option<Seq>),
 }

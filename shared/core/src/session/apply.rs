@@ -97,6 +97,13 @@ fn on_received(session: &mut Session, received: &Received, at: At) -> Result<(),
     if session.is_ended() {
         return Err("the session has ended");
     }
+    // The same request may be stored by two servers at once: its client gave up waiting for the first,
+    // or the first died with its write under way. Whoever comes second is refused here.
+    if let Some(id) = &received.request
+        && session.request(id).is_some_and(|request| request.seq != at.place.seq)
+    {
+        return Err("the request was accepted before");
+    }
     match (&received.input, &mut session.phase) {
         (Input::Message { .. }, _) => session.queued.push(at.place),
         (Input::Interrupt, Phase::Turn(turn)) => {

@@ -16,8 +16,9 @@ use tailstep_runtime::ports::{Entry, Head, Lease};
 
 use super::rows::Place;
 
-/// The part of one session's log that may stay in memory.
-const TAIL_BYTES_MAX: usize = 256 * 1024;
+/// The part of one session's log that may stay in memory: the last few steps, which is what the next
+/// step reads.
+const TAIL_BYTES_MAX: usize = 16 * 1024;
 
 pub(super) struct Board {
     inner: Mutex<Inner>,
@@ -30,6 +31,8 @@ struct Inner {
     older_no_max: i64,
     bytes: usize,
     bytes_max: usize,
+    /// What the last look for things to forget left.
+    bytes_left: usize,
     /// Counts uses; the view that was used least recently goes first.
     tick: u64,
 }
@@ -108,6 +111,7 @@ impl Board {
             older_no_max,
             bytes: 0,
             bytes_max,
+            bytes_left: 0,
             tick: 0,
         };
         for (key, due_at_ms) in due {
@@ -306,30 +310,41 @@ impl Inner {
         }
     }
 
-    /// Forgets what was not used for longest, down to three quarters of the limit.
+    /// Forgets what was not used for longest, down to three quarters of the limit. Of a session whose
+    /// head is not stored yet, only the records can go.
     fn shrink(&mut self) {
-        if self.bytes <= self.bytes_max {
+        // Not at every batch when nothing could go the last time.
+        if self.bytes <= self.bytes_max || self.bytes < self.bytes_left + self.bytes_max / 8 {
             return;
         }
-        let clean = |(key, known): (&Arc<SessionKey>, &Known)| {
-            let view = known.view.as_ref().filter(|view| !view.dirty)?;
-            Some((view.used, key.clone()))
+        let used = |(key, known): (&Arc<SessionKey>, &Known)| {
+            known.view.as_ref().map(|view| (view.used, key.clone()))
         };
         let mut oldest: Vec<(u64, Arc<SessionKey>)> =
-            self.sessions.iter().filter_map(clean).collect();
+            self.sessions.iter().filter_map(used).collect();
         oldest.sort_unstable_by_key(|(used, _)| *used);
         for (_, key) in oldest {
             if self.bytes <= self.bytes_max / 4 * 3 {
-                return;
+                break;
             }
-            let Some(known) = self.sessions.get_mut(&key) else { continue };
-            if let Some(view) = known.view.take() {
-                self.bytes -= view.bytes();
-            }
-            // Without a due time nobody works on the session, and its lease is of no interest.
-            if known.due_at_ms.is_none() {
-                self.sessions.remove(&key);
-            }
+            self.forget(&key);
+        }
+        self.bytes_left = self.bytes;
+    }
+
+    fn forget(&mut self, key: &Arc<SessionKey>) {
+        let Some(known) = self.sessions.get_mut(key) else { return };
+        let Some(view) = known.view.as_mut() else { return };
+        if view.dirty {
+            self.bytes -= view.tail_bytes;
+            view.drop_tail();
+            return;
+        }
+        self.bytes -= view.bytes();
+        known.view = None;
+        // Without a due time nobody works on the session, and its lease is of no interest.
+        if known.due_at_ms.is_none() {
+            self.sessions.remove(key);
         }
     }
 }
@@ -353,6 +368,11 @@ impl View {
             self.head = head;
         }
         self.dirty = self.head.as_ref().map(|head| head.last_seq) != self.place.stored_seq;
+    }
+
+    fn drop_tail(&mut self) {
+        self.tail = VecDeque::new();
+        self.tail_bytes = 0;
     }
 
     fn bytes(&self) -> usize {

@@ -51,7 +51,7 @@ pub(super) fn body(
     if let Some(system) = request.system.as_deref().filter(|text| !text.trim().is_empty()) {
         messages.push(Wire::System { role: "system", content: system });
     }
-    for message in &request.messages {
+    for message in request.messages.iter() {
         match message.role {
             Role::User => user(message, &mut messages)?,
             Role::Assistant => messages.push(assistant(message)?),

@@ -132,7 +132,7 @@ mod tests {
             effort: None,
             system: None,
             tools: Vec::new(),
-            messages,
+            messages: messages.into(),
             output_tokens_max: 100,
         }
     }

@@ -80,7 +80,7 @@ pub(crate) fn request(model: &str, messages: Vec<Message>) -> ModelRequest {
         effort: None,
         system: Some("Answer briefly.".to_owned()),
         tools: vec![tool("bash"), tool("get_weather")],
-        messages,
+        messages: messages.into(),
         output_tokens_max: 1_000,
     }
 }

@@ -48,6 +48,10 @@ const ENVIRONMENT: [(&str, &str); 8] = [
     ("TERM", "dumb"),
 ];
 
+/// The guard's two signs to go on.
+pub(super) const MAPPED: &[u8] = b"m";
+pub(super) const GROUPED: &[u8] = b"g";
+
 /// What PID 1 is given by the guard.
 pub(super) struct Inside<'a> {
     pub(super) line: UnixStream,
@@ -55,7 +59,7 @@ pub(super) struct Inside<'a> {
     /// Copies of the host's mounts, when the guard could take them.
     pub(super) trees: Vec<Tree>,
     pub(super) mounts_outside: bool,
-    /// One byte comes when the user is mapped and the control group joined.
+    /// [`MAPPED`] comes when the user is mapped, [`GROUPED`] when the control group is joined.
     pub(super) go: OwnedFd,
     /// Ends with the guard.
     pub(super) guard_alive: OwnedFd,
@@ -81,17 +85,10 @@ pub(super) fn run(mut inside: Inside<'_>) -> ! {
 }
 
 fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
-    let mut go = [0; 1];
-    match rustix::io::read(&inside.go, &mut go) {
-        Ok(1) => {}
-        Ok(_) | Err(_) => return Err("the guard ended before the sandbox began".into()),
-    }
+    wait_for(&inside.go, MAPPED)?;
     let start = inside.start;
     let mut layers = Layers::default();
     let fail = |what: &'static str| move |why: Errno| format!("cannot {what}: {why}");
-    // SAFETY: this process has one thread, and a control group namespace shares no memory.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
-        .map_err(fail("make a control group namespace"))?;
     let trees = match inside.mounts_outside {
         true => std::mem::take(&mut inside.trees),
         false => root::open_trees(start)?,
@@ -107,6 +104,11 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     {
         replace(&nothing).map_err(fail("replace the standard streams"))?;
     }
+    wait_for(&inside.go, GROUPED)?;
+    // Only now, so that the group joined is the top of what is seen inside.
+    // SAFETY: this process has one thread, and a control group namespace shares no memory.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
+        .map_err(fail("make a control group namespace"))?;
     let home = if start.workspace.is_some() { WORKSPACE } else { "/" };
     chdir(home).map_err(fail("enter the workspace"))?;
     for name in ["user", "mount", "pid", "network", "ipc", "uts", "control group"] {
@@ -115,6 +117,14 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     layers.active.push("fresh root".into());
     lock_down(inside, &mut layers)?;
     Ok(layers)
+}
+
+fn wait_for(go: &OwnedFd, step: &[u8]) -> Result<(), String> {
+    let mut came = [0; 1];
+    match rustix::io::read(go, &mut came) {
+        Ok(1) if came == step => Ok(()),
+        Ok(_) | Err(_) => Err("the guard ended before the sandbox began".into()),
+    }
 }
 
 fn become_inner_user() -> rustix::io::Result<()> {

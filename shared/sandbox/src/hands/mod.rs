@@ -179,17 +179,21 @@ fn run(
         Forked::Parent { pid, exit } => (pid, exit),
     };
     drop((go, guard_alive, trees));
+    let go = |step: &[u8]| match rustix::io::write(&go_in, step) {
+        Ok(_) => Ok(()),
+        Err(why) => Err(format!("cannot start PID 1: {why}")),
+    };
+    // Joining a control group waits for the whole machine once (an RCU grace period): PID 1 builds
+    // its root meanwhile.
     let ready = identity
         .map_user(pid)
+        .and_then(|()| go(init::MAPPED))
         .and_then(|()| cgroup.map_or(Ok(()), |cgroup| cgroup.add(pid)))
-        .and_then(|()| {
-            rustix::io::write(&go_in, b"g").map_err(|why| format!("cannot start PID 1: {why}"))
-        });
+        .and_then(|()| go(init::GROUPED));
     if let Err(why) = ready {
         end(pid, &exit);
         return Err(why);
     }
-    drop(go_in);
     let ending = watch(line, &exit, born + Duration::from_millis(start.limits.life_ms_max));
     let killed_for_memory = cgroup.is_some_and(Cgroup::killed_any);
     let status = end(pid, &exit);

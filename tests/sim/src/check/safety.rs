@@ -46,7 +46,7 @@ fn log(key: &SessionKey, truth: &Truth) -> Vec<String> {
         return wrong;
     }
     let messages = Context::of(truth.records()).request(&Default::default());
-    let messages = messages.map(|request| request.messages).unwrap_or_default();
+    let messages = messages.map(|request| request.messages.to_vec()).unwrap_or_default();
     if let Some(what) = (!messages.is_empty()).then(|| refuse(&messages)).flatten() {
         wrong.push(format!("the conversation is refused: {what}"));
     }

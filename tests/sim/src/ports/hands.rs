@@ -145,13 +145,20 @@ pub(super) struct Busy {
     key: SessionKey,
     intent: Seq,
     troubles: u64,
+    since_ms: u64,
 }
 
 impl Busy {
     pub(super) fn new(actor: &Arc<Actor>, key: &SessionKey) -> Self {
         actor.in_effect.store(true, Ordering::Relaxed);
         let troubles = actor.world.state().notes.troubles(actor.id);
-        Self { actor: actor.clone(), key: key.clone(), intent: actor.intent(), troubles }
+        Self {
+            actor: actor.clone(),
+            key: key.clone(),
+            intent: actor.intent(),
+            troubles,
+            since_ms: actor.world.now_ms(),
+        }
     }
 
     /// The effect has come to its end.
@@ -174,7 +181,7 @@ impl Drop for Busy {
         drop(state);
         // Two looks, each a third of a lease and a few calls apart.
         let patience_ms = world.plan.limits.lease_ms * 2 / 3 + 2_000;
-        if let Some(fenced_ms) = fenced_ms
+        if let Some(fenced_ms) = fenced_ms.map(|fenced_ms| fenced_ms.max(self.since_ms))
             && now_ms > fenced_ms + patience_ms
             && !troubled
             && !dead

@@ -191,6 +191,12 @@ impl SimLog {
                     Projection::Lag | Projection::Atomic => projection,
                 };
                 let _ = put(&world, id, &key, &entry, &head, projection).await;
+                // Whoever sent it has given up or is dead.
+                world.with(|state| {
+                    if let Some(life) = state.notes.lives.get_mut(&(key, entry.seq)) {
+                        life.over = true;
+                    }
+                });
             })
         })
     }

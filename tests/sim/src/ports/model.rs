@@ -93,9 +93,16 @@ impl SimModel {
         if let Some(wrong) = refuse(&request.messages) {
             world.violate(Checker::Request, || format!("{key}: {wrong}"));
         }
+        // A worker that stood still may show an older state than its successor did before it.
         let now = blocks(&request.messages);
-        let before = world.state().notes.shown.insert(key.clone(), now.clone());
-        if before.is_some_and(|before| !now.starts_with(&before)) {
+        let mut state = world.state();
+        let longest = state.notes.shown.entry(key.clone()).or_default();
+        let fits = now.starts_with(longest) || longest.starts_with(&now);
+        if now.len() > longest.len() {
+            *longest = now;
+        }
+        drop(state);
+        if !fits {
             world.violate(Checker::Request, || {
                 format!("{key}: a request does not begin with the one before")
             });
@@ -114,7 +121,10 @@ impl SimModel {
         if world.hit(Fault::ModelRateLimited) {
             let retry_after_ms = world.between(500, 90_000);
             let until_ms = world.now_ms() + retry_after_ms;
-            world.state().notes.not_before_ms.insert(key.clone(), until_ms);
+            world.with(|state| {
+                let asked = &mut state.notes.asked_until_ms;
+                asked.insert((key.clone(), self.actor.intent()), until_ms);
+            });
             return failed(FailureKind::RateLimited, Some(retry_after_ms));
         }
         if world.hit(Fault::ModelOverloaded) {

@@ -177,7 +177,7 @@ pub(super) async fn a_waiter_is_told_of_an_append(s: Subject) {
         let (s, key) = (s.clone(), key.clone());
         tokio::spawn(async move {
             while s.read(&key, 1).await.is_empty() {
-                s.log.changed(&key, 1, 120_000).await.unwrap();
+                s.log.changed(&key, 1, 10 * s.timing.patience_ms).await.unwrap();
             }
         })
     };
