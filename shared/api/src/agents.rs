@@ -88,7 +88,7 @@ pub(crate) async fn at_version(
     let Some(version) = version.filter(|version| *version != current.value.spec.version) else {
         return Ok(current);
     };
-    let missing = || ApiError::invalid(format!("version: agent `{id}` has no version {version}"));
+    let missing = || ApiError::missing(format!("agent `{id}` has no version {version}"));
     // A version above the present one is an update that has not happened yet.
     if version > current.value.spec.version {
         return Err(missing());

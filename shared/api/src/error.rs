@@ -63,8 +63,13 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
+    /// A part that a resource does not have.
+    pub(crate) fn missing(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
     pub(crate) fn unknown_route() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "not_found_error", "there is no such route")
+        Self::missing("there is no such route")
     }
 
     pub(crate) fn wrong_method() -> Self {

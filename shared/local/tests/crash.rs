@@ -193,7 +193,7 @@ fn key(n: u64) -> SessionKey {
 /// Some bodies are larger than a page of the database, so that a torn one would show.
 fn entry(key: &SessionKey, seq: u64) -> Entry {
     let nonce = format!("{}-{seq}", key.session);
-    let times = if seq % 7 == 0 { 2_000 } else { 10 };
+    let times = if seq.is_multiple_of(7) { 2_000 } else { 10 };
     let body = Bytes::from(format!("{nonce} ").repeat(times));
     Entry { seq, nonce, body }
 }
@@ -226,5 +226,5 @@ fn head(key: &SessionKey, last_seq: u64) -> Head {
 /// Moments need no better randomness than the clock's last digits.
 fn random() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    u64::from(now.subsec_nanos() / 1_000)
+    u64::from(now.subsec_micros())
 }

@@ -1,4 +1,5 @@
 //! Opening, closing and opening again.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 use std::{
     fs,

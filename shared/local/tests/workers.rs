@@ -1,4 +1,5 @@
 //! The worker pool, over the in-memory queue.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 use std::{
     sync::{

@@ -1,5 +1,6 @@
 //! A workspace as an archive: the same tree gives the same bytes and comes back, and hostile trees
 //! and archives do no harm.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where it fails")]
 
 use std::{
     fs, io,

@@ -1,4 +1,5 @@
 //! How sandboxes end: always wholly, whoever dies first, and without residue.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where it fails")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What a command inside a sandbox can use up, and that reaching a limit is told and survived.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where it fails")]
 
 mod common;
 

@@ -1,5 +1,10 @@
 //! The hands in a process that is walled in by its machine alone. Hardening is for good, so each
 //! test runs a role of this program in a process of its own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test without the usual harness is no test to the linter"
+)]
 
 use std::process::{Command, Output};
 

@@ -63,6 +63,7 @@ where
             leases::no_beat_is_lost,
             leases::a_fenced_beat_does_not_take_the_lease,
             leases::a_beat_does_not_make_a_session,
+            leases::a_beat_does_not_make_an_idle_session_due,
             lists::due_sessions_come_most_overdue_first,
             lists::a_list_is_in_order_and_paged,
             lists::tenants_do_not_see_each_other,

@@ -1,4 +1,5 @@
 //! The conformance suite on the local ports, and what is particular to them.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 

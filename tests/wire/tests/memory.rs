@@ -1,4 +1,5 @@
 //! The conformance suite on the in-memory ports, in paused time.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 use std::sync::Arc;
 

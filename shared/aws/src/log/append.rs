@@ -13,7 +13,7 @@ use tailstep_runtime::ports::{Appended, Entry, Head, LogError};
 
 use super::{DynamoLog, conflict, head, head_key, record, unreadable};
 use crate::{
-    item::{Item, get_number},
+    item::{Item, find_number, get_number},
     trouble::sort,
 };
 
@@ -225,8 +225,8 @@ impl DynamoLog {
             Moved::Now(item) => Ok(Beat::Counted(item)),
             Moved::Refused(None) => Ok(Beat::Held(None)),
             Moved::Refused(Some(item)) => {
-                let holder = get_number(&item, "lease_intent");
-                Ok(Beat::Held(Some(holder.map_err(|what| unreadable(key, what))?)))
+                let holder = find_number(&item, "lease_intent");
+                Ok(Beat::Held(holder.map_err(|what| unreadable(key, what))?))
             }
         }
     }
@@ -280,6 +280,6 @@ enum Moved {
 enum Beat {
     /// The head after it.
     Counted(Item),
-    /// The intent that holds the lease instead; `None` when there is no head.
+    /// The intent that holds the lease instead; `None` when nobody does.
     Held(Option<Seq>),
 }

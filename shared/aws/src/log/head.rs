@@ -115,11 +115,11 @@ pub(super) struct LeaseUpdate {
     pub(super) values: Item,
 }
 
-/// One more beat of the attempt that holds the lease.
+/// One more beat of the attempt that holds the lease. A head without a due time is not at work.
 pub(super) fn beat_again(key: &SessionKey, intent: Seq, due_at_ms: UnixMs) -> LeaseUpdate {
     LeaseUpdate {
         expression: "SET lease_version = lease_version + :one, due_ms = :due, due_pk = :shard",
-        condition: "lease_intent = :intent",
+        condition: "lease_intent = :intent AND attribute_exists(due_ms)",
         values: lease_values(key, intent, due_at_ms),
     }
 }
@@ -128,7 +128,7 @@ pub(super) fn beat_again(key: &SessionKey, intent: Seq, due_at_ms: UnixMs) -> Le
 pub(super) fn first_beat(key: &SessionKey, intent: Seq, due_at_ms: UnixMs) -> LeaseUpdate {
     LeaseUpdate {
         expression: "SET lease_intent = :intent, lease_version = :one, due_ms = :due, due_pk = :shard",
-        condition: "attribute_exists(pk) AND (attribute_not_exists(lease_intent) OR lease_intent < :intent)",
+        condition: "attribute_exists(due_ms) AND (attribute_not_exists(lease_intent) OR lease_intent < :intent)",
         values: lease_values(key, intent, due_at_ms),
     }
 }

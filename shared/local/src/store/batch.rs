@@ -126,9 +126,9 @@ impl<'a> Batch<'a> {
         let (c, board) = (self.c, self.board);
         let unknown = Ok(Err(Refusal::Conflict(beat.intent)));
         let Some(staged) = self.load(key)? else { return unknown };
-        let Some(head_seq) = staged.head.as_ref().map(|head| head.last_seq) else {
-            return unknown;
-        };
+        // A head that is not due is not at work.
+        let at_work = staged.head.as_ref().filter(|head| head.due_at_ms.is_some());
+        let Some(head_seq) = at_work.map(|head| head.last_seq) else { return unknown };
         let beats = staged.beats.iter().map(|beat| beat.intent);
         let holder = beats.max().max(board.lease_intent(key));
         if let Some(newer) = holder.filter(|holder| *holder > beat.intent) {

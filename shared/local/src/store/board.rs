@@ -83,7 +83,7 @@ pub(crate) struct Beat {
 pub(super) enum Beaten {
     /// Done; the head's last record.
     Done(Seq),
-    /// The session has no head.
+    /// The session has no head, or is not due, and so not at work.
     Unknown,
     /// The intent of another attempt is newer.
     Fenced(Seq),
@@ -178,6 +178,9 @@ impl Board {
         let Some(last_seq) = view.head.as_ref().map(|head| head.last_seq) else {
             return Beaten::Unknown;
         };
+        if view.head.as_ref().is_some_and(|head| head.due_at_ms.is_none()) {
+            return Beaten::Unknown;
+        }
         if view.place.stored_due_ms.is_none() {
             return Beaten::Writer;
         }

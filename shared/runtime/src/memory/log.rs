@@ -117,7 +117,8 @@ impl Log for MemoryLog {
         let conflict = |seq| LogError::Conflict { session: key.session.clone(), seq };
         let mut sessions = lock(&self.sessions);
         let head = sessions.get_mut(key).and_then(|stored| stored.head.as_mut());
-        let head = head.ok_or_else(|| conflict(intent))?;
+        // Only a session with a due time can be at work.
+        let head = head.filter(|head| head.due_at_ms.is_some()).ok_or_else(|| conflict(intent))?;
         head.lease = Some(next_lease(head.lease, intent).map_err(conflict)?);
         head.due_at_ms = Some(due_at_ms);
         Ok(head.last_seq)

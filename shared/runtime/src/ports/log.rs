@@ -49,6 +49,10 @@ pub trait Log: Send + Sync {
     /// The lease holder of attempt `intent` says that it is alive: the version goes up by one (a new
     /// `intent` starts at 1), and the head's due time moves to `due_at_ms`. Answers the stored head's
     /// `last_seq`, by which the holder notices that somebody else wrote.
+    ///
+    /// [`LogError::Conflict`] when a later intent has the lease, and when the head has no due time: a
+    /// session that is not due is not at work, and a late beat of an attempt that has lost it would
+    /// have the sweeper wake it for ever.
     async fn beat(&self, key: &SessionKey, intent: Seq, due_at_ms: UnixMs)
     -> Result<Seq, LogError>;
 

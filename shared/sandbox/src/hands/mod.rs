@@ -199,10 +199,10 @@ fn run(
     let status = end(pid, &exit);
     drop(guard_alive_in);
     let killed = status == Some(Signal::KILL.as_raw());
-    Ok(match ending {
-        Ending::InsideDied if killed && killed_for_memory => Ending::OutOfMemory,
-        ending => ending,
-    })
+    if ending == Ending::InsideDied && killed && killed_for_memory {
+        return Ok(Ending::OutOfMemory);
+    }
+    Ok(ending)
 }
 
 /// Waits until the supervisor is gone, PID 1 is gone or the time is over.

@@ -82,14 +82,12 @@ fn list(root: &Root, at: &Inner, entries_max: usize) -> Result<Vec<(Inner, FileT
         if names.len() > entries_max {
             break;
         }
-        let kind = match entry.file_type() {
+        let mut kind = entry.file_type();
+        if kind == FileType::Unknown {
             // Some file systems do not say in the listing.
-            FileType::Unknown => {
-                let stat = statat(&directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
-                stat.map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
-            }
-            known => known,
-        };
+            let stat = statat(&directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
+            kind = stat.map_or(kind, |stat| FileType::from_raw_mode(stat.st_mode));
+        }
         names.push((OsString::from_vec(name.to_vec()), kind));
     }
     names.sort_unstable_by(|a, b| b.0.cmp(&a.0));

@@ -1,6 +1,7 @@
 //! What the tests of real sandboxes share. They need a host that can isolate and fail with its
 //! reason where it cannot.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where it fails")]
 
 use std::{
     collections::BTreeSet,

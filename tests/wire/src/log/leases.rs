@@ -90,3 +90,21 @@ pub(super) async fn a_beat_does_not_make_a_session(s: Subject) {
     assert_eq!(s.head(&key).await, None);
     assert!(!s.log.due(10, 1_000).await.unwrap().contains(&key));
 }
+
+/// A late beat of an attempt that has lost its session, which has come to rest: the sweeper would wake
+/// it for ever.
+pub(super) async fn a_beat_does_not_make_an_idle_session_due(s: Subject) {
+    let key = begun(&s).await;
+    s.log.beat(&key, 2, 5).await.unwrap();
+    let idle = Head { due_at_ms: None, ..sample::head(&key, 3) };
+    s.add(&key, &sample::entry(3, "r"), &idle, Projection::Follow).await;
+    for intent in [2, 4] {
+        assert!(s.log.beat(&key, intent, 5).await.is_err(), "intent {intent}");
+        assert_eq!(s.head(&key).await.unwrap().due_at_ms, None);
+    }
+    // The next message makes it due, and the next attempt may beat.
+    s.append(&key, 4, Projection::Atomic).await;
+    s.append(&key, 5, Projection::Lag).await;
+    s.log.beat(&key, 5, 5).await.unwrap();
+    assert_eq!(s.head(&key).await.unwrap().lease, lease(5, 1));
+}
