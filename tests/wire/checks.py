@@ -8,12 +8,15 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from stack import API_KEY
 from venvs import ROOT
 
 # A worker's death costs at most this much (design guarantee 6).
 RECOVERY_S_MAX = 45
+# The official client to test with; `make conformance` goes through its older lines.
+CLIENT = "2.14.0"
 
 
 class Bed:
@@ -75,11 +78,12 @@ def run(bed, results):
     results.run("a bad key is refused", bad_key, bed)
     results.run("a session of 40 steps", forty_steps, bed)
     results.run("a killed step worker", killed_worker, bed)
+    results.run("stage 1 with the official client", run_client, bed, ROOT / "tests/e2e/sdk/stage1.py")
     conformance = os.environ.get("TAILSTEP_CONFORMANCE")
     if conformance:
-        results.run("conformance, stage 1", run_conformance, bed, conformance)
+        results.run("conformance script, stage 1", run_client, bed, conformance, "--stage", "1")
     else:
-        results.skip("conformance, stage 1", "TAILSTEP_CONFORMANCE names no script")
+        results.skip("conformance script, stage 1", "TAILSTEP_CONFORMANCE names none")
     results.run("ports of the AWS adapter", adapter_ports, bed)
     results.run("no dead letters", no_dead_letters, bed)
 
@@ -114,7 +118,7 @@ def forty_steps(bed):
     assert head["status"]["S"] == "idle" and "due_ms" not in head, head
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
     assert int(head["last_seq"]["N"]) == len(records)
-    kinds = [event["type"] for record in records for event in record["events"]]
+    kinds = [kind for kind, _ in stored_events(records)]
     for kind, count in {"model_started": 20, "model_answered": 20, "tool_started": 20,
                         "tool_finished": 20, "turn_ended": 1}.items():
         assert kinds.count(kind) == count, f"{kind}: {kinds.count(kind)}"
@@ -139,14 +143,19 @@ def killed_worker(bed):
     want, got = transcript(bed, undisturbed), transcript(bed, session)
     assert want == got, f"{want}\n{got}"
     _, records = bed.stack.session_items(session)
-    attempts = [e["attempt"] for r in records for e in r["events"] if e["type"] == "model_started"]
+    attempts = [body["attempt"] for kind, body in stored_events(records) if kind == "model_started"]
     assert attempts == [1, 1, 2, 1], attempts
     return f"finished {took:.1f} s after the kill, one step done again"
 
 
+def stored_events(records):
+    """(kind, fields) of each event in the table, in order."""
+    return [next(iter(event.items())) for record in records for event in record["events"]]
+
+
 def open_model_calls(bed, session):
     _, records = bed.stack.session_items(session)
-    kinds = [event["type"] for record in records for event in record["events"]]
+    kinds = [kind for kind, _ in stored_events(records)]
     return kinds.count("model_started") if kinds and kinds[-1] == "model_started" else 0
 
 
@@ -164,17 +173,20 @@ def step_lines(bed, session):
     return [line for line in lines if line.get("message") == "step" and line["session"].endswith(session)]
 
 
-def run_conformance(bed, script):
-    log = ROOT / "target/wire/conformance.log"
+def run_client(bed, script, *arguments):
+    """A script that drives the API with the official Python client."""
+    python = ROOT / f".venv/anthropic-{CLIENT}/bin/python"
+    if not python.exists():
+        raise RuntimeError(f"anthropic {CLIENT} is not installed; run make setup")
+    log = ROOT / f"target/wire/{Path(script).stem}.log"
     environment = os.environ | {"ANTHROPIC_BASE_URL": bed.url, "ANTHROPIC_API_KEY": API_KEY}
-    python = os.environ.get("TAILSTEP_CONFORMANCE_PYTHON", "python3")
     with log.open("w") as output:
-        done = subprocess.run([python, script, "--stage", "1"], env=environment, stdout=output,
-                              stderr=subprocess.STDOUT, timeout=900)
-    last = log.read_text().strip().splitlines()[-1:]
+        done = subprocess.run([str(python), str(script), *arguments], env=environment,
+                              stdout=output, stderr=subprocess.STDOUT, timeout=900)
+    closing = log.read_text().strip().splitlines()[-1:]
     if done.returncode != 0:
-        raise AssertionError(f"ended with {done.returncode}: {last}; see {log.relative_to(ROOT)}")
-    return last[0] if last else None
+        raise AssertionError(f"ended with {done.returncode}: {closing}; see {log.relative_to(ROOT)}")
+    return closing[0] if closing else None
 
 
 def adapter_ports(bed):

@@ -14,6 +14,8 @@ STACK = "tailstep"
 API_KEY = "tailstep_wire_test"
 FUNCTIONS = ["api", "step", "sandbox", "sweep"]
 BUILT = ROOT / "target/lambda"
+# Steps at the same time, on a machine of two cores.
+CONCURRENCY_MAX = 10
 
 
 def build(commands):
@@ -34,15 +36,22 @@ def build(commands):
 def render(folder, scripts):
     """template.yaml with the differences that the emulator or the tests force, and no others:
 
-    1. The tests' scripts: StepFunction and ApiFunction are told where scripted models are read from.
+    1. The maximum concurrency is written out: the emulator hands a number that comes from a
+       parameter on as text, and its event source then fails on it.
+    2. StepFunction and ApiFunction are told where the tests' scripted models are read from.
+    3. Code folders are absolute, since the rendering is not in the project's root.
     """
+    models = "          TAILSTEP_SCRIPTED_MODELS: !Ref ScriptedModels\n"
+    changes = [
+        ("MaximumConcurrency: !Ref MaxConcurrency", f"MaximumConcurrency: {CONCURRENCY_MAX}", 1),
+        (models, f"{models}          TAILSTEP_SCRIPT_ROOT: {scripts}\n", 2),
+        ("CodeUri: target/lambda/", f"CodeUri: {BUILT}/", len(FUNCTIONS)),
+    ]
     text = (ROOT / "template.yaml").read_text()
-    anchor = "          TAILSTEP_SCRIPTED_MODELS: !Ref ScriptedModels\n"
-    if text.count(anchor) != 2:
-        raise RuntimeError("template.yaml has changed: the rendering no longer fits it")
-    text = text.replace(anchor, f"{anchor}          TAILSTEP_SCRIPT_ROOT: {scripts}\n")
-    for name in FUNCTIONS:
-        text = text.replace(f"CodeUri: target/lambda/{name}/", f"CodeUri: {BUILT / name}/")
+    for old, new, count in changes:
+        if text.count(old) != count:
+            raise RuntimeError(f"template.yaml has changed: {old!r} is not in it {count} times")
+        text = text.replace(old, new)
     rendered = Path(folder) / "template.yaml"
     rendered.write_text(text)
     return rendered

@@ -188,8 +188,7 @@ async fn page_of(
     let scope = Scope { tenant: &caller.tenant, list: name, order: "desc" };
     let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
     let fetch = |after, limit| async move {
-        let query =
-            ListDocuments { prefix: prefix.to_owned(), after, limit, descending: true };
+        let query = ListDocuments { prefix: prefix.to_owned(), after, limit, descending: true };
         let page = api.app.documents.list(&caller.tenant, kind, &query).await?;
         let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
         Ok(Page { items, more: page.more })

@@ -65,9 +65,9 @@ async fn caller(api: &Api, headers: &HeaderMap) -> Result<Caller, ApiError> {
 
 fn key_of(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let bearer = bearer.and_then(|value| value.split_once(' ')).and_then(|(scheme, key)| {
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
+    let bearer = bearer
+        .and_then(|value| value.split_once(' '))
+        .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then(|| key.trim()));
     let key = match bearer {
         Some(key) => key,
         None => headers.get("x-api-key")?.to_str().ok()?.trim(),

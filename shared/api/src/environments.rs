@@ -209,8 +209,7 @@ pub(crate) async fn list(
         let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
         Ok(Page { items, more: page.more })
     };
-    let keep =
-        |stored: &Stored<Environment>| archived || stored.value.archived_at_ms.is_none();
+    let keep = |stored: &Stored<Environment>| archived || stored.value.archived_at_ms.is_none();
     let (found, more) =
         fill(limit, after, fetch, |stored: &Stored<Environment>| stored.id.as_str(), keep).await?;
     let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));

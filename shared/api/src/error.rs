@@ -165,11 +165,8 @@ impl From<IngressError> for ApiError {
                  session.status_idle first"
             )),
             IngressError::Full { .. } => {
-                let error = Self::new(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "rate_limit_error",
-                    error.to_string(),
-                );
+                let error =
+                    Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", error.to_string());
                 Self { retry_after_s: Some(RETRY_AFTER_S), ..error }
             }
             IngressError::Runtime(error) => error.into(),

@@ -100,11 +100,7 @@ impl Fields {
     }
 
     /// A field of the protocol that this version does not have: its empty value is accepted.
-    pub(crate) fn unsupported(
-        &mut self,
-        field: &'static str,
-        what: &str,
-    ) -> Result<(), ApiError> {
+    pub(crate) fn unsupported(&mut self, field: &'static str, what: &str) -> Result<(), ApiError> {
         let empty = match self.take(field) {
             None => true,
             Some(Value::Array(items)) => items.is_empty(),

@@ -29,7 +29,11 @@ use axum::{
 };
 use tailstep_runtime::{Runtime, ports::Documents};
 
-use crate::{auth::{Caller, KeyCache}, repeat::RecentCreates, sessions::Firsts};
+use crate::{
+    auth::{Caller, KeyCache},
+    repeat::RecentCreates,
+    sessions::Firsts,
+};
 
 /// What the API works on.
 #[derive(Clone)]
@@ -97,9 +101,7 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/environments", post(environments::create).get(environments::list))
         .route(
             "/v1/environments/{id}",
-            get(environments::retrieve)
-                .post(environments::update)
-                .delete(environments::delete),
+            get(environments::retrieve).post(environments::update).delete(environments::delete),
         )
         .route("/v1/environments/{id}/archive", post(environments::archive))
         .route("/v1/sessions", post(sessions::create).get(sessions::list))

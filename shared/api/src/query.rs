@@ -70,9 +70,7 @@ impl Query {
             None => Ok(default),
             Some(limit) => match usize::try_from(limit) {
                 Ok(limit) if limit <= max => Ok(limit),
-                Ok(_) | Err(_) => {
-                    Err(ApiError::invalid(format!("limit: must be from 1 to {max}")))
-                }
+                Ok(_) | Err(_) => Err(ApiError::invalid(format!("limit: must be from 1 to {max}"))),
             },
         }
     }
@@ -107,9 +105,7 @@ impl Query {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
         let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let allowed = if self.asked.is_empty() { "none".to_owned() } else { self.asked.join(", ") };
-        Err(ApiError::invalid(format!(
-            "{shown}: unknown query parameter; allowed here: {allowed}"
-        )))
+        Err(ApiError::invalid(format!("{shown}: unknown query parameter; allowed here: {allowed}")))
     }
 }
 

@@ -113,6 +113,8 @@ async fn store(
     if loaded.session.queued.len() + messages > QUEUED_MESSAGES_MAX {
         return Err(IngressError::Full { session });
     }
+    #[cfg(feature = "planted-bugs")]
+    let request = crate::planted::request(request);
     let events: Vec<Event> = inputs
         .iter()
         .map(|input| {

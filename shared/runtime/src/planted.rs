@@ -17,6 +17,8 @@ pub enum Planted {
     FenceRemoved,
     /// The time at which a failed call is to be tried again is ignored.
     RetryAtOnce,
+    /// The log does not say which request an input came with.
+    RequestNotRecorded,
 }
 
 thread_local! {
@@ -35,6 +37,11 @@ fn is(bug: Planted) -> bool {
 /// The time that a decision is made for.
 pub(crate) fn now_ms(now_ms: UnixMs) -> UnixMs {
     if is(Planted::RetryAtOnce) { UnixMs::MAX / 2 } else { now_ms }
+}
+
+/// The name of a request, as it is recorded.
+pub(crate) fn request(request: Option<&str>) -> Option<&str> {
+    request.filter(|_| !is(Planted::RequestNotRecorded))
 }
 
 /// The last record that the model is shown.

@@ -76,7 +76,13 @@ pub async fn step(
     deadline: Option<Instant>,
 ) -> Result<Report, RuntimeError> {
     let key = &delivery.wake.key;
-    let mut loaded = match load(runtime.log.as_ref(), key).await {
+    // From the start, and not only when the effect begins: a worker that dies in between would leave
+    // its message hidden for the queue's whole visibility time, which is much longer than a lease.
+    let (loaded, ()) = tokio::join!(
+        load(runtime.log.as_ref(), key),
+        keeper::hide(runtime, delivery, runtime.limits.lease_ms)
+    );
+    let mut loaded = match loaded {
         Ok(loaded) => loaded,
         // A message for a session that is gone has nothing left to say.
         Err(RuntimeError::NotFound { .. }) => return Ok(idle(key, 0, StepAction::Rest)),

@@ -2,6 +2,10 @@
 
 use serde_json::{Value, json};
 
+/// How a result begins whose call found the shell of the calls before it gone; true after every
+/// crash, and the only way in which a result may differ.
+const NEW_SANDBOX: &str = "[This call ran in a new sandbox";
+
 /// Messages, calls and results in order; without ids, times, costs and the marks of single model
 /// requests, of which a crash may add some.
 pub fn transcript(events: &[Value]) -> Vec<Value> {
@@ -14,7 +18,7 @@ pub fn transcript(events: &[Value]) -> Vec<Value> {
             "type": event["type"],
             "name": event["name"],
             "input": event["input"],
-            "content": event["content"],
+            "content": without_notice(&event["content"]),
             "is_error": event["is_error"],
             "stop_reason": event["stop_reason"],
             // Which call a result belongs to, by its place and not by its id.
@@ -24,6 +28,16 @@ pub fn transcript(events: &[Value]) -> Vec<Value> {
         })
     })
     .collect()
+}
+
+fn without_notice(content: &Value) -> Value {
+    let mut content = content.clone();
+    for block in content.as_array_mut().into_iter().flatten() {
+        if let Some(text) = block["text"].as_str().filter(|text| text.starts_with(NEW_SANDBOX)) {
+            block["text"] = text.split_once('\n').map_or("", |(_, rest)| rest).into();
+        }
+    }
+    content
 }
 
 fn calls_before(events: &[Value], place: usize) -> usize {

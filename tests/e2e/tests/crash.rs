@@ -23,8 +23,16 @@ const STEP_SECONDS: &str = "0.04";
 /// From the start of the process to the first step that it completes.
 const RESUMED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A life ends this long after it began to listen, at random.
-const LIFE_MS_MAX: u64 = 150;
+/// From the last kill until nothing is left of the killed servers' sandboxes.
+const GONE_WITHIN: Duration = Duration::from_secs(3);
+
+/// A life ends at most this long after it began to listen, at random.
+const LIFE_MS_MAX: u64 = 300;
+
+/// After this many lives in a row that were too short for a step, one is long enough. A step that
+/// kills ten workers is given up by design, and that limit is not what is tested here.
+const BARREN_LIVES_MAX: u32 = 6;
+const LONG_LIFE_MS: u64 = 1_000;
 
 #[test]
 fn a_killed_server_loses_no_step_and_doubles_none() {
@@ -40,14 +48,23 @@ fn a_killed_server_loses_no_step_and_doubles_none() {
     while seen.kills < kills {
         let data = folder.path().join(format!("killed-{}", seen.sessions));
         let events = session_under_fire(folder.path(), &data, kills, &mut moments, &mut seen);
-        assert_eq!(transcript(&events), undisturbed, "seed {seed}, session {}", seen.sessions);
+        let disturbed = transcript(&events);
+        for (place, expected) in undisturbed.iter().enumerate() {
+            let found = disturbed.get(place).unwrap_or(&Value::Null);
+            assert_eq!(found, expected, "seed {seed}, session {}, place {place}", seen.sessions);
+        }
+        assert_eq!(disturbed.len(), undisturbed.len(), "seed {seed}: {disturbed:#?}");
         seen.sessions += 1;
     }
-    seen.survivors.retain(|pid, started| start_of(*pid).as_deref() == Some(started));
+    let survivors_until = Instant::now() + GONE_WITHIN;
+    while !seen.survivors.is_empty() && Instant::now() < survivors_until {
+        seen.survivors.retain(|pid, started| start_of(*pid).as_deref() == Some(started));
+        std::thread::sleep(Duration::from_millis(10));
+    }
     println!("{seen}, seed {seed}");
     assert!(seen.survivors.is_empty(), "sandboxes outlived their server: {:?}", seen.survivors);
     assert!(seen.rerun <= seen.kills, "a kill cost more than one step: {seen}, seed {seed}");
-    assert!(seen.resumed.len() * 2 >= usize::try_from(kills).unwrap(), "too few lives did a step: {seen}");
+    assert!(seen.resumed.len() * 3 >= usize::try_from(kills).unwrap(), "too few lives did a step: {seen}");
     let slowest = seen.resumed.iter().max().unwrap();
     assert!(*slowest < RESUMED_WITHIN, "resuming took {slowest:?}, seed {seed}");
 }
@@ -124,13 +141,17 @@ fn session_under_fire(
     let session = dev.session("scripted/crash.json").unwrap();
     dev.say(&session, "go").unwrap();
     let mut first_life = true;
+    let mut barren_lives = 0;
     loop {
         let last = seen.kills >= kills;
-        let lives_until = Instant::now() + Duration::from_millis(moments.below(LIFE_MS_MAX));
+        let life_ms = match barren_lives {
+            BARREN_LIVES_MAX.. => LONG_LIFE_MS,
+            _ => moments.below(LIFE_MS_MAX),
+        };
         if last {
             dev.rest(&session, Duration::from_secs(60)).unwrap();
         } else {
-            std::thread::sleep(lives_until.saturating_duration_since(Instant::now()));
+            std::thread::sleep(Duration::from_millis(life_ms));
         }
         let over = last || is_idle(&dev, &session);
         let family = descendants(dev.pid());
@@ -140,7 +161,7 @@ fn session_under_fire(
             seen.kills += 1;
             seen.survivors.extend(family);
         }
-        note_steps(&dev, first_life, seen);
+        barren_lives = if note_steps(&dev, first_life, seen) == 0 { barren_lives + 1 } else { 0 };
         if over {
             return dev.events(&session).unwrap();
         }
@@ -149,7 +170,8 @@ fn session_under_fire(
     }
 }
 
-fn note_steps(dev: &Dev, first_life: bool, seen: &mut Seen) {
+/// Takes the steps of one life down; answers how many there were.
+fn note_steps(dev: &Dev, first_life: bool, seen: &mut Seen) -> usize {
     // Everything that a killed process wrote is in the pipe; its reader needs a moment.
     std::thread::sleep(Duration::from_millis(5));
     let steps = dev.steps();
@@ -158,6 +180,7 @@ fn note_steps(dev: &Dev, first_life: bool, seen: &mut Seen) {
     }
     let lost = steps.iter().filter_map(|(_, step)| step["attempt"].as_u64()).map(|n| n.saturating_sub(1));
     seen.rerun += lost.sum::<u64>();
+    steps.len()
 }
 
 fn is_idle(dev: &Dev, session: &str) -> bool {
@@ -188,8 +211,10 @@ fn descendants(pid: u32) -> BTreeMap<u32, String> {
     found
 }
 
+/// When the process started; `None` once it is gone, or dead and only not collected by its parent.
 fn start_of(pid: u32) -> Option<String> {
-    stat(pid)?.get(19).cloned()
+    let fields = stat(pid)?;
+    (fields.first()? != "Z").then(|| fields.get(19).cloned())?
 }
 
 /// The fields of `/proc/PID/stat` behind the program's name; the parent is the second.

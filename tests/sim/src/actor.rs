@@ -53,7 +53,10 @@ pub type Postponed = (SessionKey, Entry, Head);
 #[derive(Default)]
 struct Holding {
     delivery: Option<Delivery>,
+    /// It will come back after a lease at most.
     hidden: bool,
+    /// The step has written or sent something.
+    acted: bool,
 }
 
 impl Actor {
@@ -61,7 +64,8 @@ impl Actor {
         let skew_ms = match world.plan.skew_ms_max {
             max if world.plan.on(Fault::ClockSkew) => {
                 world.note(Fault::ClockSkew);
-                i64::try_from(world.between(0, 2 * max)).unwrap_or(0) - i64::try_from(max).unwrap_or(0)
+                i64::try_from(world.between(0, 2 * max)).unwrap_or(0)
+                    - i64::try_from(max).unwrap_or(0)
             }
             _ => 0,
         };
@@ -148,7 +152,8 @@ impl Actor {
         state.notes.died_ms.insert(self.id, now_ms);
         if let Some(delivery) = &holding.delivery {
             let key = delivery.wake.key.clone();
-            state.notes.crashes.push(Crash { key, at_ms: now_ms, hidden: holding.hidden });
+            let early = !holding.hidden && !holding.acted;
+            state.notes.crashes.push(Crash { key, at_ms: now_ms, early });
         }
     }
 
@@ -159,7 +164,7 @@ impl Actor {
 
     pub fn hold(&self, delivery: Option<Delivery>) {
         let mut holding = self.holding.lock().unwrap_or_else(PoisonError::into_inner);
-        *holding = Holding { delivery, hidden: false };
+        *holding = Holding { delivery, hidden: false, acted: false };
     }
 
     pub fn held(&self) -> Option<Delivery> {
@@ -172,6 +177,10 @@ impl Actor {
 
     pub fn postponed(&self) -> MutexGuard<'_, Option<Postponed>> {
         self.postponed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has_acted(&self) {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner).acted = true;
     }
 
     pub fn intent(&self) -> Seq {

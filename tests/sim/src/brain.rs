@@ -115,7 +115,9 @@ pub fn answer(request: &ModelRequest) -> ModelAnswer {
             Stop::ToolUse
         }
         Round::Opaque => {
-            let raw = RawJson::parse(r#"{"type":"thinking","z":1.0,"a":"sig==","n":10000000000000000000000}"#);
+            let raw = RawJson::parse(
+                r#"{"type":"thinking","z":1.0,"a":"sig==","n":10000000000000000000000}"#,
+            );
             blocks.insert(0, opaque(raw.unwrap_or_else(|_| RawJson::empty_object())));
             blocks.push(Block::Text { text: " \n".to_owned() });
             blocks.push(call(0, "echo"));

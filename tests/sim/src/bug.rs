@@ -46,6 +46,11 @@ bugs! {
     HolderDoesNotLook,
     /// A worker acknowledges its message before it sends the next.
     AckBeforeWake,
+    /// A message is hidden for a lease only when the effect is under way: a worker that dies before
+    /// leaves it hidden for the queue's whole visibility time.
+    HiddenTooLate,
+    /// The log does not say which request an input came with.
+    RequestNotRecorded,
     /// A client's repeated request is recognised, and wakes nobody.
     NoWakeOnRepeat,
     /// Messages are lost and nobody sweeps.
@@ -69,6 +74,7 @@ impl Bug {
             Self::ContextBeforeIntent => Some(Planted::ContextBeforeIntent),
             Self::FenceRemoved => Some(Planted::FenceRemoved),
             Self::RetryAtOnce => Some(Planted::RetryAtOnce),
+            Self::RequestNotRecorded => Some(Planted::RequestNotRecorded),
             Self::UnconditionalAppend
             | Self::RenumberOnConflict
             | Self::OutcomeDroppedOnConflict
@@ -78,6 +84,7 @@ impl Bug {
             | Self::TakerDoesNotWait
             | Self::HolderDoesNotLook
             | Self::AckBeforeWake
+            | Self::HiddenTooLate
             | Self::NoWakeOnRepeat
             | Self::NoSweeper
             | Self::HeadNotRepaired

@@ -150,16 +150,12 @@ async fn person(world: Arc<World>, key: SessionKey, sender: String, steps: Vec<S
                 if matches!(step.when, When::After { .. } | When::Busy { .. }) {
                     world.note(Fault::UserInterjects);
                 }
-                let inputs = messages.iter().enumerate().map(|(n, text)| message(n, text)).collect();
+                let inputs =
+                    messages.iter().enumerate().map(|(n, text)| message(n, text)).collect();
                 if send(&world, &key, &request, inputs).await {
                     let at_ms = world.now_ms();
-                    let sent = Sent {
-                        key: key.clone(),
-                        sender: sender.clone(),
-                        request,
-                        messages,
-                        at_ms,
-                    };
+                    let sent =
+                        Sent { key: key.clone(), sender: sender.clone(), request, messages, at_ms };
                     world.state().notes.sent.push(sent);
                 }
             }
@@ -312,7 +308,8 @@ pub async fn noise(world: Arc<World>) {
         }
         if world.hit(Fault::ClockStep) {
             let max = i64::try_from(world.plan.skew_ms_max).unwrap_or(0);
-            let to_ms = i64::try_from(world.between(0, world.plan.skew_ms_max * 2)).unwrap_or(0) - max;
+            let to_ms =
+                i64::try_from(world.between(0, world.plan.skew_ms_max * 2)).unwrap_or(0) - max;
             let actors = world.actors();
             let which = usize::try_from(world.between(0, actors.len() as u64)).unwrap_or(0);
             if let Some(actor) = actors.get(which) {

@@ -94,8 +94,8 @@ pub struct Sent {
 pub struct Crash {
     pub key: SessionKey,
     pub at_ms: u64,
-    /// It had shortened the time until the message comes back.
-    pub hidden: bool,
+    /// It had neither shortened the time until the message comes back, nor done anything yet.
+    pub early: bool,
 }
 
 impl Notes {

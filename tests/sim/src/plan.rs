@@ -92,7 +92,9 @@ pub enum When {
 #[derive(Debug, Clone)]
 pub enum Act {
     /// Messages in one request.
-    Say { messages: Vec<String> },
+    Say {
+        messages: Vec<String>,
+    },
     Interrupt,
     Archive,
 }
@@ -248,7 +250,8 @@ fn allowed(profile: Profile, nets: Nets, fault: Fault) -> bool {
 
 fn limits(profile: Profile, rng: &mut SplitMix64) -> Limits {
     let default = Limits::default();
-    let short = Limits { lease_ms: 3_000, overdue_ms: 12_000, deadline_margin_ms: 1_000, ..default };
+    let short =
+        Limits { lease_ms: 3_000, overdue_ms: 12_000, deadline_margin_ms: 1_000, ..default };
     let (pick_short, tight) = (rng.percent(40), rng.percent(30));
     match profile {
         Profile::CrashOnly => Limits::default(),
@@ -297,14 +300,17 @@ fn steps(plan: &Plan, sender: &str, rng: &mut SplitMix64) -> Vec<Step> {
             true => When::After { ms: rng.between(0, 12_000) },
             false => When::Resting { ms: rng.between(0, 2_000) },
         };
+        let interrupts = plan.on(Fault::UserInterrupts) && rng.percent(50);
+        // An interrupt is to meet an effect that is under way for long.
+        let first = if interrupts && plan.on(Fault::ToolSlow) { "S" } else { "" };
         let mut messages = Vec::new();
         for _ in 0..rng.pick(&[1, 1, 1, 2]) {
-            let script = format!("{sender}m{count} {}", letters(plan, rng));
+            let script = format!("{sender}m{count} {first}{}", letters(plan, rng));
             messages.push(script.trim().to_owned());
             count += 1;
         }
         steps.push(Step { when, act: Act::Say { messages } });
-        if plan.on(Fault::UserInterrupts) && rng.percent(50) {
+        if interrupts {
             let when = When::Busy { ms: rng.between(0, 6_000) };
             steps.push(Step { when, act: Act::Interrupt });
         }

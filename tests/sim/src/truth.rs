@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     check::Checker,
+    fault::Fault,
     notes::{ActorId, Life},
     world::World,
 };
@@ -39,6 +40,13 @@ pub struct Written {
 impl Truth {
     pub fn records(&self) -> impl Iterator<Item = &Record> {
         self.written.iter().map(|written| &written.record)
+    }
+
+    /// The last record that a list has to show.
+    pub fn shown_seq(&self) -> Seq {
+        let fenced = |event: &Event| matches!(event, Event::Fenced(_));
+        let shown = self.written.iter().rev().find(|w| !w.record.events.iter().all(fenced));
+        shown.map_or(0, |written| written.record.seq)
     }
 
     /// How many events of the log are such.
@@ -100,6 +108,9 @@ fn follow_attempts(
             Event::ModelStarted(_) | Event::ToolStarted(_) => {
                 if let Some(open) = open {
                     check_taken_over(world, key, open);
+                }
+                if matches!(event, Event::ModelStarted(_)) {
+                    check_patience(world, key);
                 }
                 begin(world, actor, key, record.seq, after);
             }
@@ -171,6 +182,21 @@ fn check_taken_over(world: &World, key: &SessionKey, open: &Open) {
     }
 }
 
+/// A model call that failed is not begun again before the time that its provider asked for.
+fn check_patience(world: &World, key: &SessionKey) {
+    let not_before_ms =
+        world.with(|state| state.notes.not_before_ms.get(key).copied().unwrap_or(0));
+    // Two machines' clocks may be apart by twice the skew, and each may have jumped as far.
+    let skewed = world.plan.on(Fault::ClockSkew) || world.plan.on(Fault::ClockStep);
+    let slack_ms = if skewed { 4 * world.plan.skew_ms_max } else { 0 };
+    let early_ms = not_before_ms.saturating_sub(world.now_ms() + slack_ms);
+    if early_ms > 0 {
+        world.violate(Checker::Economy, || {
+            format!("{key}: a model call begins {early_ms} ms before its provider allows it")
+        });
+    }
+}
+
 /// An outcome is written by whoever wrote the intent: anything else is a fence that did not hold.
 fn check_owner(world: &World, actor: ActorId, key: &SessionKey, intent: Seq) {
     let owner = world.state().notes.lives.get(&(key.clone(), intent)).map(|life| life.owner);
@@ -188,7 +214,9 @@ fn check_call(world: &World, key: &SessionKey, serial: usize, intent: Seq) {
     drop(state);
     if made != Some((key.clone(), intent)) {
         world.violate(Checker::Safety, || {
-            format!("{key}: answer {serial} stands for attempt #{intent}, but was made for {made:?}")
+            format!(
+                "{key}: answer {serial} stands for attempt #{intent}, but was made for {made:?}"
+            )
         });
     }
 }

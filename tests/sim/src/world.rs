@@ -2,7 +2,7 @@
 //! checkers read afterwards.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -48,6 +48,8 @@ pub struct State {
     pub notes: Notes,
     pub violations: Vec<Violation>,
     pub trace: Vec<String>,
+    /// Sessions that a planted bug has put on the sweeper's list.
+    pub due_for_ever: BTreeSet<SessionKey>,
     pub actors_count: usize,
     workers: Vec<Weak<Actor>>,
 }
@@ -65,6 +67,7 @@ impl World {
             notes: Notes::default(),
             violations: Vec::new(),
             trace: Vec::new(),
+            due_for_ever: BTreeSet::new(),
             actors_count: 0,
             workers: Vec::new(),
         };
@@ -161,7 +164,9 @@ impl World {
         let at_ms = self.now_ms();
         let mut state = self.state();
         if state.violations.len() < VIOLATIONS_MAX {
-            state.violations.push(Violation { checker, what: format!("{} (at {at_ms} ms)", what()) });
+            state
+                .violations
+                .push(Violation { checker, what: format!("{} (at {at_ms} ms)", what()) });
         }
         if let (true, Some(last)) = (self.traced, state.violations.last()) {
             let line = format!("{at_ms:>9}  !!!!  {checker:?}: {}", last.what);

@@ -16,9 +16,8 @@ pub const SINGLE_CALLS: &[&str] = &[".model.call(", ".hands.execute(", ".log.app
 pub fn too_long(files: &[File]) -> Vec<String> {
     let long = files.iter().filter(|file| file.is_rust()).filter_map(|file| {
         let lines = file.text.lines().count();
-        (lines > FILE_LINES_MAX).then(|| {
-            format!("{} has {lines} lines, split it below {FILE_LINES_MAX}", file.path)
-        })
+        (lines > FILE_LINES_MAX)
+            .then(|| format!("{} has {lines} lines, split it below {FILE_LINES_MAX}", file.path))
     });
     long.collect()
 }

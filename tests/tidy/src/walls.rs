@@ -26,8 +26,18 @@ pub const WALLS: &[Wall] = &[
         workspace: &[],
         // No I/O, no clock, no randomness, no async.
         outside: &[
-            "tokio*", "async*", "futures*", "getrandom", "rand*", "chrono", "time", "hyper*",
-            "tracing*", SQLITE, AWS, LAMBDA,
+            "tokio*",
+            "async*",
+            "futures*",
+            "getrandom",
+            "rand*",
+            "chrono",
+            "time",
+            "hyper*",
+            "tracing*",
+            SQLITE,
+            AWS,
+            LAMBDA,
         ],
     },
     Wall {

@@ -2,9 +2,7 @@
 
 use tests_tidy::{
     documents::{missing_paths, missing_targets, readme_size},
-    source::{
-        beyond_the_aim, long_mains, machine_paths, repeated_calls, too_long, unsafe_code,
-    },
+    source::{beyond_the_aim, long_mains, machine_paths, repeated_calls, too_long, unsafe_code},
     tree::{File, files, root},
     walls::{SHIPPED, WALLS, Wall, breaches, cargo_features, cargo_tree, plants_bugs},
 };
@@ -77,8 +75,17 @@ fn what_the_readme_names_exists() {
 #[test]
 fn what_the_architecture_names_exists() {
     let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let roots =
-        ["shared", "functions", "cli", "tests", "infra", "console", "docs", "examples", "template.yaml"];
+    let roots = [
+        "shared",
+        "functions",
+        "cli",
+        "tests",
+        "infra",
+        "console",
+        "docs",
+        "examples",
+        "template.yaml",
+    ];
     nothing(missing_paths(&text, &roots, |path| root().join(path).exists()));
 }
 
@@ -91,7 +98,10 @@ fn a_breached_wall_is_seen() {
     };
     let good = "tailstep-api v0.1.0 (path)\ntailstep-core v0.1.0\nserde v1.0.0 (*)\n";
     nothing(breaches(&wall, good));
-    found(&breaches(&wall, &format!("{good}tailstep-local v0.1.0\n")), "must not know tailstep-local");
+    found(
+        &breaches(&wall, &format!("{good}tailstep-local v0.1.0\n")),
+        "must not know tailstep-local",
+    );
     found(&breaches(&wall, &format!("{good}rusqlite v0.36.0\n")), "must not depend on rusqlite");
     found(&breaches(&wall, &format!("{good}aws-sdk-s3 v1.0.0\n")), "must not depend on aws-sdk-s3");
     found(&breaches(&wall, "error"), "not in its own tree");
@@ -146,7 +156,8 @@ fn bad_documents_are_seen() {
     assert_eq!(missing_targets(text, makefile), ["`make demo` is named and does not exist"]);
 
     let there = |path: &str| ["shared/core", "functions"].contains(&path);
-    let text = "`shared/core/` has `shared/cone`, `functions/*` and `other/thing`; shared/none is prose";
+    let text =
+        "`shared/core/` has `shared/cone`, `functions/*` and `other/thing`; shared/none is prose";
     let missing = missing_paths(text, &["shared", "functions"], there);
     assert_eq!(missing, ["`shared/cone` is named and does not exist"]);
 }

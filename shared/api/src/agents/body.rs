@@ -33,8 +33,9 @@ pub(super) struct Draft {
 pub(super) fn created(api: &Api, mut fields: Fields) -> Result<Draft, ApiError> {
     let name = fields.required_text("name")?;
     check_name(&name, "name", NAME_CHARS_MAX)?;
-    let model =
-        fields.take("model").ok_or_else(|| fields.error("model", "is required; name a model id"))?;
+    let model = fields
+        .take("model")
+        .ok_or_else(|| fields.error("model", "is required; name a model id"))?;
     let blank = Draft {
         spec: AgentSpec {
             id: String::new(),
@@ -164,7 +165,8 @@ fn speed(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 }
 
 fn effort(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let wrong = || ApiError::invalid(format!("model.effort: must be one of {}", EFFORTS.join(", ")));
+    let wrong =
+        || ApiError::invalid(format!("model.effort: must be one of {}", EFFORTS.join(", ")));
     let level = match fields.take("effort") {
         None => return Ok(None),
         Some(Value::String(level)) => level,

@@ -94,9 +94,7 @@ fn policy(fields: &mut Fields) -> Result<(), ApiError> {
     let name = policy.name("type");
     match policy.required_text("type")?.as_str() {
         "always_allow" => policy.finish(),
-        kind @ ("always_ask" | "auto") => {
-            Err(ApiError::unsupported(&name, &format!("{kind} is")))
-        }
+        kind @ ("always_ask" | "auto") => Err(ApiError::unsupported(&name, &format!("{kind} is"))),
         _ => Err(policy.error("type", "must be always_allow")),
     }
 }

@@ -113,11 +113,7 @@ pub(super) async fn update(
 }
 
 /// Makes the version that is written ahead of `agent` the present one.
-async fn finish_update(
-    api: &Api,
-    caller: &Caller,
-    agent: &Stored<Agent>,
-) -> Result<(), ApiError> {
+async fn finish_update(api: &Api, caller: &Caller, agent: &Stored<Agent>) -> Result<(), ApiError> {
     let documents = api.app.documents.as_ref();
     let next = version_id(&agent.id, agent.value.spec.version + 1);
     let ahead: Option<Stored<Agent>> =

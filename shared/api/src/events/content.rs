@@ -21,7 +21,9 @@ pub(super) fn read(event: &mut Fields) -> Result<Vec<Content>, ApiError> {
         .map(|(index, block)| self::block(Fields::of(block, format!("{path}[{index}]"))?))
         .collect::<Result<Vec<_>, _>>()?;
     if content.iter().all(Content::is_blank) {
-        return Err(event.error("content", "says nothing; give at least one block that is not blank"));
+        return Err(
+            event.error("content", "says nothing; give at least one block that is not blank")
+        );
     }
     Ok(content)
 }

@@ -179,8 +179,8 @@ impl Messages {
         records: &[Record],
     ) -> Result<(), RuntimeError> {
         let Some(first) = records.first().map(|record| record.seq) else { return Ok(()) };
-        let taken_up = records.iter().flat_map(|record| &record.events).flat_map(|event| {
-            match event {
+        let taken_up =
+            records.iter().flat_map(|record| &record.events).flat_map(|event| match event {
                 Event::ModelStarted(started) => started.inputs.as_slice(),
                 Event::Created(_)
                 | Event::Received(_)
@@ -191,10 +191,8 @@ impl Messages {
                 | Event::TurnEnded(_)
                 | Event::Fenced(_)
                 | Event::Ended(_) => &[],
-            }
-        });
-        let earlier: Vec<Position> =
-            taken_up.copied().filter(|place| place.seq < first).collect();
+            });
+        let earlier: Vec<Position> = taken_up.copied().filter(|place| place.seq < first).collect();
         self.fetch(log, key, &earlier).await
     }
 

@@ -67,9 +67,10 @@ pub(crate) async fn stream(
     let follow = match last_id {
         None => Follow::from_now(api, loaded),
         Some(last) => {
-            let place = last.to_str().ok().and_then(|text| parse_id(text, &id)).ok_or_else(|| {
-                ApiError::invalid("Last-Event-ID: not the id of an event of this stream")
-            })?;
+            let place =
+                last.to_str().ok().and_then(|text| parse_id(text, &id)).ok_or_else(|| {
+                    ApiError::invalid("Last-Event-ID: not the id of an event of this stream")
+                })?;
             Follow::behind(api, loaded, place).await?
         }
     };
@@ -97,6 +98,8 @@ struct Follow {
     pinged: Instant,
     ends: Option<Instant>,
     failures: u32,
+    /// How long the last wait took, until a read has found what it brought.
+    waited_ms: Option<u128>,
     over: bool,
 }
 
@@ -151,13 +154,13 @@ impl Follow {
             pinged: now,
             ends,
             failures: 0,
+            waited_ms: None,
             over: false,
         }
     }
 
     /// The next frame; `None` ends the stream cleanly.
     async fn next(&mut self) -> Option<Bytes> {
-        let mut waited_ms = None;
         loop {
             if let Some(frame) = self.frames.pop_front() {
                 return Some(frame);
@@ -165,18 +168,18 @@ impl Follow {
             if self.over || self.ends.is_some_and(|ends| ends <= Instant::now()) {
                 return None;
             }
-            match self.read(waited_ms).await {
+            match self.read().await {
                 Ok(()) => self.failures = 0,
                 Err(error) => self.failed(error).await,
             }
             if self.frames.is_empty() && !self.over && self.failures == 0 {
-                waited_ms = Some(self.wait().await);
+                self.wait().await;
             }
         }
     }
 
-    /// Reads what is behind `after`, after a wait of `waited_ms`.
-    async fn read(&mut self, waited_ms: Option<u128>) -> Result<(), RuntimeError> {
+    /// Reads what is behind `after`.
+    async fn read(&mut self) -> Result<(), RuntimeError> {
         let log = self.api.app.runtime.log.as_ref();
         let key = &self.loaded.key;
         let records = match read(log, key, self.after, RECORDS_MAX).await {
@@ -187,7 +190,7 @@ impl Follow {
             }
         };
         if records.is_empty() {
-            let Some(waited_ms) = waited_ms else { return Ok(()) };
+            let Some(waited_ms) = self.waited_ms.take() else { return Ok(()) };
             if log.head(key).await?.is_none() {
                 return self.deleted();
             }
@@ -196,6 +199,7 @@ impl Follow {
             }
             return Ok(());
         }
+        self.waited_ms = None;
         self.view.messages.fetch_for(log, key, &records).await?;
         for record in records {
             self.take(record);
@@ -256,8 +260,8 @@ impl Follow {
         self.over = true;
     }
 
-    /// Waits until there may be something to send: records, a ping or the end. Answers for how long.
-    async fn wait(&mut self) -> u128 {
+    /// Waits until there may be something to send: records, a ping or the end.
+    async fn wait(&mut self) {
         let began = Instant::now();
         let ping_at = self.pinged + Duration::from_millis(PING_MS);
         let until = self.ends.map_or(ping_at, |ends| ends.min(ping_at));
@@ -272,7 +276,7 @@ impl Follow {
             self.pinged = Instant::now();
             self.frames.push_back(ping());
         }
-        began.elapsed().as_millis()
+        self.waited_ms = Some(began.elapsed().as_millis());
     }
 }
 

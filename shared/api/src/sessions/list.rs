@@ -61,7 +61,9 @@ pub(crate) async fn list(
     let prev = |head: &Head| scope.cursor(&format!("-{}", head.session));
     let (next_page, prev_page) = match &from {
         // Backwards: the page that was come from follows this one.
-        Some(Start { backwards: true, .. }) => (ends.1.map(next), ends.0.filter(|_| more).map(prev)),
+        Some(Start { backwards: true, .. }) => {
+            (ends.1.map(next), ends.0.filter(|_| more).map(prev))
+        }
         Some(Start { backwards: false, .. }) => {
             (ends.1.filter(|_| more).map(next), ends.0.map(prev))
         }

@@ -32,9 +32,7 @@ async fn everything_is_echoed_in_its_resolved_form() {
     });
     let made = bench.post("/v1/agents", &body).await.ok();
     let allow = json!({"type": "always_allow"});
-    let config = |name: &str, enabled: bool| {
-        json!({"name": name, "type": name, "enabled": enabled, "permission_policy": allow})
-    };
+    let config = |name: &str, enabled: bool| json!({"name": name, "type": name, "enabled": enabled, "permission_policy": allow});
     assert_eq!(
         made,
         json!({
@@ -165,11 +163,8 @@ async fn a_version_written_ahead_is_finished_and_never_replaced() {
     let mut body: Value = serde_json::from_slice(&stored.body).unwrap();
     body["spec"]["version"] = json!(2);
     body["spec"]["name"] = json!("from the dead writer");
-    let ahead = Document {
-        id: format!("{id}#0000000002"),
-        body: Bytes::from(body.to_string()),
-        ..stored
-    };
+    let ahead =
+        Document { id: format!("{id}#0000000002"), body: Bytes::from(body.to_string()), ..stored };
     bench.documents.put(&ahead, Expect::Absent).await.unwrap();
     // Until then nobody sees it.
     assert_eq!(bench.get(&path).await.ok()["version"], 1);
@@ -181,7 +176,10 @@ async fn a_version_written_ahead_is_finished_and_never_replaced() {
     assert_eq!(third["name"], "from the dead writer");
     assert_eq!(third["description"], "mine");
     let second = bench.get(&format!("{path}?version=2")).await.ok();
-    assert_eq!((&second["name"], &second["description"]), (&json!("from the dead writer"), &Value::Null));
+    assert_eq!(
+        (&second["name"], &second["description"]),
+        (&json!("from the dead writer"), &Value::Null)
+    );
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use tailstep_core::{
 use tailstep_runtime::{
     Runtime,
     memory::{MemoryDocuments, MemoryLog, MemoryQueue},
-    ports::{Clock, Hands, HandsError, Model, Queue, ToolOrder, ToolReply},
+    ports::{Clock, Hands, HandsError, Model, ToolOrder, ToolReply},
     prefix::Prefixes,
     step::step,
 };
@@ -117,6 +117,8 @@ pub(crate) fn fails(kind: FailureKind, message: &str) -> ModelFailure {
 }
 
 pub(crate) struct Bench {
+    /// What the router was made of.
+    pub(crate) app: App,
     pub(crate) router: Router,
     pub(crate) runtime: Runtime,
     pub(crate) documents: Arc<MemoryDocuments>,
@@ -176,17 +178,12 @@ impl Bench {
         for (key, tenant) in [(KEY, "one"), (OTHER_KEY, "two")] {
             keys::ensure_key(documents.as_ref(), tenant, key, "test", 0).await.unwrap();
         }
-        let app =
-            App { runtime: runtime.clone(), documents: documents.clone(), stream_max_ms };
-        Self { router: router(app), runtime, documents, log, clock, model }
+        let app = App { runtime: runtime.clone(), documents: documents.clone(), stream_max_ms };
+        Self { router: router(app.clone()), app, runtime, documents, log, clock, model }
     }
 
     pub(crate) fn advance(&self, ms: u64) {
         self.clock.0.fetch_add(ms, Ordering::SeqCst);
-    }
-
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.clock.now_ms()
     }
 
     /// What the model answers next, after what it was told before.

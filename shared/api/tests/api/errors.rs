@@ -128,9 +128,7 @@ async fn wrong_agents() {
     };
     let tool = |entry: Value| with("tools", json!([entry]));
     let toolset = "agent_toolset_20260401";
-    let policy = |kind: &str| {
-        json!({"type": toolset, "default_config": {"permission_policy": {"type": kind}}})
-    };
+    let policy = |kind: &str| json!({"type": toolset, "default_config": {"permission_policy": {"type": kind}}});
     let config = |config: Value| tool(json!({"type": toolset, "configs": [config]}));
     let many: serde_json::Map<String, Value> =
         (0..17).map(|n| (format!("k{n}"), json!("v"))).collect();
@@ -176,11 +174,7 @@ async fn wrong_agents() {
                 "tools[0].configs[0].permission_policy.type:",
                 "not supported",
             ),
-            (
-                with("tools", json!([{"type": toolset}, {"type": toolset}])),
-                "tools[1]:",
-                "merge",
-            ),
+            (with("tools", json!([{"type": toolset}, {"type": toolset}])), "tools[1]:", "merge"),
             (with("metadata", json!({"k": 1})), "metadata.k:", "string"),
             (with("metadata", json!({"k": "v".repeat(513)})), "metadata.k:", "at most 512"),
             (with("metadata", json!({"k".repeat(65): "v"})), "metadata:", "at most 64"),
@@ -254,7 +248,11 @@ async fn wrong_sessions() {
                 "agent.type:",
                 "not supported",
             ),
-            (with("agent", json!({"type": "agent", "id": agent, "version": 0})), "agent.version:", "1"),
+            (
+                with("agent", json!({"type": "agent", "id": agent, "version": 0})),
+                "agent.version:",
+                "1",
+            ),
             (with("title", json!("t".repeat(513))), "title:", "at most 512"),
             (with("vault_ids", json!(["v"])), "vault_ids:", "not supported"),
             (with("resources", json!([{"type": "file"}])), "resources:", "not supported"),

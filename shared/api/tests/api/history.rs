@@ -6,9 +6,7 @@ use tailstep_core::{
     raw::RawJson,
 };
 
-use crate::bench::{
-    Bench, answer, call, calls, fails, ids, kinds, message, says, text, usage,
-};
+use crate::bench::{Bench, answer, call, calls, fails, ids, kinds, message, says, text, usage};
 
 #[tokio::test]
 async fn a_turn_with_a_tool_in_the_documented_order() {
@@ -17,7 +15,15 @@ async fn a_turn_with_a_tool_in_the_documented_order() {
     let thinking =
         Block::Opaque { dialect: "d".to_owned(), raw: RawJson::parse(r#"{"t":1}"#).unwrap() };
     bench.model_answers([
-        answer(vec![thinking, text("on it"), text(" "), call("bash", r#"{"command":"ls","n":10000000000000000000000000000001}"#)], Stop::ToolUse),
+        answer(
+            vec![
+                thinking,
+                text("on it"),
+                text(" "),
+                call("bash", r#"{"command":"ls","n":10000000000000000000000000000001}"#),
+            ],
+            Stop::ToolUse,
+        ),
         says("done"),
     ]);
     let sent = bench.say(&session, "go").await;
@@ -99,7 +105,10 @@ async fn a_message_waits_at_the_end_until_it_is_taken_up() {
     assert_eq!(kinds(&events).iter().filter(|kind| **kind == "user.message").count(), 2);
     assert_eq!(kinds(&events).iter().filter(|kind| **kind == "session.status_running").count(), 1);
     let at = events.iter().position(|event| event["id"] == second.as_str()).unwrap();
-    assert_eq!(kinds(&events)[at - 1..at + 2], ["agent.tool_result", "user.message", "span.model_request_start"]);
+    assert_eq!(
+        kinds(&events)[at - 1..at + 2],
+        ["agent.tool_result", "user.message", "span.model_request_start"]
+    );
 }
 
 #[tokio::test]
@@ -116,7 +125,13 @@ async fn an_interrupt_stops_the_turn_and_is_shown_processed() {
     let events = bench.history(&session).await;
     assert_eq!(
         kinds(&events)[events.len() - 5..],
-        ["user.interrupt", "agent.tool_result", "agent.tool_result", "session.usage", "session.status_idle"]
+        [
+            "user.interrupt",
+            "agent.tool_result",
+            "agent.tool_result",
+            "session.usage",
+            "session.status_idle"
+        ]
     );
     assert_eq!(events.last().unwrap()["stop_reason"]["type"], "end_turn");
     assert_eq!(events[events.len() - 3]["x_origin"], "cancelled");
@@ -218,14 +233,24 @@ async fn the_ways_a_turn_ends() {
         Case {
             name: "refused",
             tell: |_| {},
-            tail: &["agent.message", "span.model_request_end", "session.usage", "session.status_idle"],
+            tail: &[
+                "agent.message",
+                "span.model_request_end",
+                "session.usage",
+                "session.status_idle",
+            ],
             stop: json!("refusal"),
             error: None,
         },
         Case {
             name: "rejected",
             tell: |bench| bench.model_fails(fails(FailureKind::Rejected, "too long")),
-            tail: &["span.model_request_end", "session.error", "session.usage", "session.status_idle"],
+            tail: &[
+                "span.model_request_end",
+                "session.error",
+                "session.usage",
+                "session.status_idle",
+            ],
             stop: json!("retries_exhausted"),
             error: Some(("model_request_failed_error", "too long")),
         },

@@ -39,8 +39,7 @@ async fn sixty_sessions_of_one_millisecond() {
         assert_eq!(found.len(), 60, "{order} {limit}");
         assert_eq!(seen, made, "{order} {limit}");
         let ids = ids(&found);
-        let sorted =
-            if order == "asc" { ids.is_sorted() } else { ids.iter().rev().is_sorted() };
+        let sorted = if order == "asc" { ids.is_sorted() } else { ids.iter().rev().is_sorted() };
         assert!(sorted);
     }
 }

@@ -31,7 +31,10 @@ async fn a_clients_retry_of_a_send_stores_nothing() {
     let retry = post(&bench, &path, &message("hi"), &RETRY).await;
     assert_eq!(retry, second);
     bench.settle().await;
-    assert_eq!(post(&bench, &path, &message("hi"), &RETRY).await["data"][0]["id"], second["data"][0]["id"]);
+    assert_eq!(
+        post(&bench, &path, &message("hi"), &RETRY).await["data"][0]["id"],
+        second["data"][0]["id"]
+    );
     assert_eq!(messages(&bench, &session).await, 2);
     // Another body, and the same one after a minute, are new.
     post(&bench, &path, &message("other"), &RETRY).await;

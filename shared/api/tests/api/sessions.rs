@@ -58,10 +58,8 @@ async fn a_running_session_is_not_archived_or_deleted() {
     bench.say(&session, "go").await;
     bench.step().await;
     assert_eq!(bench.get(&path).await.ok()["status"], "running");
-    let tries = [
-        bench.post(&format!("{path}/archive"), &Value::Null).await,
-        bench.delete(&path).await,
-    ];
+    let tries =
+        [bench.post(&format!("{path}/archive"), &Value::Null).await, bench.delete(&path).await];
     for got in tries {
         assert!(got.error(409, "conflict_error").contains("user.interrupt"));
         assert_eq!(got.headers["x-should-retry"], "false");

@@ -6,9 +6,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 use tailstep_core::model::{FailureKind, Stop};
 
-use crate::bench::{
-    Bench, Frame, KEY, Stream, answer, call, calls, fails, ids, kinds, says,
-};
+use crate::bench::{Bench, Frame, KEY, Stream, answer, call, calls, fails, ids, kinds, says};
 
 fn types(frames: &[Frame]) -> Vec<&str> {
     frames.iter().map(|frame| frame.event.as_str()).collect()
@@ -119,7 +117,7 @@ async fn what_is_streamed_is_listed_already() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn it_ends_cleanly_with_its_session() {
     let bench = Bench::new().await;
     let session = bench.session().await;
@@ -153,7 +151,10 @@ async fn pings_keep_it_open_and_the_limit_ends_it() {
     let mut stream = bench.stream(&session, None).await;
     let mut pings = Vec::new();
     while let Some(frame) = stream.frame().await {
-        assert_eq!(frame, Frame { id: None, event: "ping".to_owned(), data: json!({"type": "ping"}) });
+        assert_eq!(
+            frame,
+            Frame { id: None, event: "ping".to_owned(), data: json!({"type": "ping"}) }
+        );
         pings.push(began.elapsed().as_secs());
     }
     assert_eq!(pings, [0, 15, 30]);
@@ -198,9 +199,16 @@ async fn wrong_requests_are_refused_before_a_stream_opens() {
     bench.say(&other, "x").await;
     let foreign_id = foreign.event().await.unwrap().id.unwrap();
     let tail = &session[session.len() - 8..];
-    for bad in ["x", "..", &foreign_id, &format!("{tail}.99.0.0"), &format!("{tail}.0.0.0"),
-        &format!("{tail}.1.0"), &format!("{tail}.1.0.0.0"), "sevt_1"]
-    {
+    for bad in [
+        "x",
+        "..",
+        &foreign_id,
+        &format!("{tail}.99.0.0"),
+        &format!("{tail}.0.0.0"),
+        &format!("{tail}.1.0"),
+        &format!("{tail}.1.0.0.0"),
+        "sevt_1",
+    ] {
         let headers = [("last-event-id", bad)];
         let got = bench.with_headers(KEY, Method::GET, &path, &Value::Null, &headers).await;
         let said = got.error(400, "invalid_request_error");

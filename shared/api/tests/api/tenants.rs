@@ -55,8 +55,7 @@ async fn foreign_and_missing_ids_answer_alike() {
     assert!(bench.history(&session).await.is_empty());
     let all = ListSessions { after: None, limit: 10, descending: false };
     assert!(bench.log.list("two", &all).await.unwrap().items.is_empty());
-    let all =
-        ListDocuments { prefix: String::new(), after: None, limit: 10, descending: false };
+    let all = ListDocuments { prefix: String::new(), after: None, limit: 10, descending: false };
     for kind in [DocumentKind::Agent, DocumentKind::AgentVersion, DocumentKind::Environment] {
         assert!(bench.documents.list("two", kind, &all).await.unwrap().items.is_empty());
     }

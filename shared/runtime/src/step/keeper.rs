@@ -33,11 +33,11 @@ pub(super) async fn keep(
     // Dies with the lease: a taker waits a whole one, so stopping at two thirds is early enough.
     let patience = Duration::from_millis(beat_ms * 2);
     let mut renewed = Instant::now();
-    hide(runtime, delivery, lease_ms).await;
     loop {
         let round = Instant::now();
         let changed = runtime.log.changed(&loaded.key, loaded.session.seq, beat_ms).await;
-        if changed.is_ok() && catch_up(runtime.log.as_ref(), &mut loaded).await.is_ok() {
+        let seen = changed.is_ok() && catch_up(runtime.log.as_ref(), &mut loaded).await.is_ok();
+        if seen {
             let open = loaded.session.open().map(|open| open.intent);
             if open != Some(intent) {
                 return Ok(Lost::Fenced);
@@ -46,15 +46,18 @@ pub(super) async fn keep(
         // `changed` may return early, for something that does not concern this attempt.
         let early = Duration::from_millis(beat_ms).saturating_sub(round.elapsed());
         if !early.is_zero() && renewed.elapsed() < Duration::from_millis(beat_ms) {
-            if changed.is_err() {
+            // Where the log cannot be read, asking again at once would only add to its trouble.
+            if !seen {
                 tokio::time::sleep(early).await;
             }
             continue;
         }
+        // The log may take the beat long before its answer is here, and a taker waits from then.
+        let asked = Instant::now();
         let now_ms = runtime.clock.now_ms();
         match runtime.log.beat(&loaded.key, intent, now_ms).await {
             Ok(_) => {
-                renewed = Instant::now();
+                renewed = asked;
                 hide(runtime, delivery, lease_ms).await;
             }
             Err(error) => {
@@ -73,7 +76,7 @@ pub(super) async fn keep(
 
 /// Lets the message come back one lease after its holder's death instead of after the queue's whole
 /// visibility time. Failing costs latency only.
-async fn hide(runtime: &Runtime, delivery: &Delivery, lease_ms: u64) {
+pub(super) async fn hide(runtime: &Runtime, delivery: &Delivery, lease_ms: u64) {
     if let Err(error) = runtime.queue.hide(delivery, lease_ms).await {
         tracing::warn!(%error, session = %delivery.wake.key, "a message could not be hidden");
     }

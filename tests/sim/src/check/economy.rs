@@ -53,7 +53,6 @@ fn messages(world: &World) -> Option<String> {
         return Some(format!("{live} messages at once, {chains} are accounted for"));
     }
     let most = records + chains * leases;
-    (notes.deliveries > most).then(|| {
-        format!("{} messages taken, {most} can be accounted for", notes.deliveries)
-    })
+    (notes.deliveries > most)
+        .then(|| format!("{} messages taken, {most} can be accounted for", notes.deliveries))
 }

@@ -18,7 +18,10 @@ pub async fn unrest(world: &World) -> String {
     let mut what = Vec::new();
     for (key, truth) in &state.truths {
         if !truth.is_resting() {
-            what.push(format!("{key} is stuck at #{}: {:?}", truth.session.seq, truth.session.phase));
+            what.push(format!(
+                "{key} is stuck at #{}: {:?}",
+                truth.session.seq, truth.session.phase
+            ));
         }
     }
     what.push(format!("{} messages are under way", world.queue.len()));
@@ -51,13 +54,14 @@ fn recovery(world: &World) {
     for crash in &state.notes.crashes {
         let Some(truth) = state.truths.get(&crash.key) else { continue };
         let Some((before, next)) = around(truth, crash.at_ms) else { continue };
-        // A message that is still hidden for the queue's whole visibility time is the sweeper's.
-        let hidden = state
+        // A message that nothing was done with is hidden for the queue's whole visibility time, or
+        // until the sweeper sees to it; the window is one call wide.
+        let early = state
             .notes
             .crashes
             .iter()
-            .filter(|other| other.key == crash.key && other.at_ms <= next.at_ms)
-            .all(|other| other.hidden || other.at_ms < crash.at_ms);
+            .filter(|other| other.key == crash.key)
+            .any(|other| other.early && (crash.at_ms..=next.at_ms).contains(&other.at_ms));
         let last_ms = state
             .notes
             .crashes
@@ -66,7 +70,7 @@ fn recovery(world: &World) {
             .map(|other| other.at_ms)
             .max();
         let took_ms = next.at_ms - last_ms.unwrap_or(crash.at_ms);
-        if hidden && !waits_or_works(before, next) && took_ms > bound_ms {
+        if !early && !waits_or_works(before, next) && took_ms > bound_ms {
             late.push(format!("{}: after {took_ms} ms, record #{}", crash.key, next.record.seq));
         }
     }

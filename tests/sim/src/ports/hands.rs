@@ -171,11 +171,8 @@ impl Drop for Busy {
         let world = &self.actor.world;
         let now_ms = world.now_ms();
         let state = world.state();
-        let fenced_ms = state
-            .notes
-            .lives
-            .get(&(self.key.clone(), self.intent))
-            .and_then(|life| life.fenced_ms);
+        let fenced_ms =
+            state.notes.lives.get(&(self.key.clone(), self.intent)).and_then(|life| life.fenced_ms);
         let troubled = state.notes.troubles(self.actor.id) != self.troubles;
         let dead = state.notes.is_dead(self.actor.id);
         drop(state);

@@ -74,6 +74,7 @@ impl Log for SimLog {
         projection: Projection,
     ) -> Result<Appended, LogError> {
         let mut late = self.late_append(key, entry, head, projection);
+        self.actor.has_acted();
         self.actor.pause("append").await;
         self.up(Fault::AppendFailsBefore)?;
         late.done();
@@ -136,6 +137,7 @@ impl Log for SimLog {
         self.up(Fault::ReadFails)?;
         let mut due = self.world().log.due(until_ms, limit).await?;
         due.retain(|_| !self.world().hit(Fault::DueLags));
+        self.world().with(|state| due.extend(state.due_for_ever.iter().cloned()));
         Ok(due)
     }
 
@@ -222,6 +224,9 @@ impl SimLog {
             return self.put_or_err(key, entry, head, projection).await;
         }
         let done = self.put_or_err(key, entry, head, Projection::Lag).await?;
+        if done == Appended::AlreadyMine && world.has(Bug::OutcomeDroppedOnConflict) {
+            return Ok(done);
+        }
         self.actor.pause("between record and head").await;
         if !world.hit(Fault::FollowLost) {
             projecting(world, key, head);
@@ -250,7 +255,8 @@ impl SimLog {
                 put(world, id, key, entry, head, projection).await
             }
             Err(LogError::Conflict { .. }) if world.has(Bug::RenumberOnConflict) => {
-                let entry = renumbered(entry, world.state().truths.get(key).map_or(0, |t| t.session.seq));
+                let entry =
+                    renumbered(entry, world.state().truths.get(key).map_or(0, |t| t.session.seq));
                 put(world, id, key, &entry, head, Projection::Lag).await
             }
             Err(LogError::Conflict { .. })
@@ -294,8 +300,14 @@ async fn beat(
     }
     let now_ms = world.now_ms();
     let beaten = world.log.beat(key, intent, due_at_ms).await;
-    if beaten.is_ok() {
-        world.state().notes.sign(key, intent, now_ms);
+    match &beaten {
+        Ok(_) => world.with(|state| state.notes.sign(key, intent, now_ms)),
+        Err(_) if world.has(Bug::BeatMakesIdleDue) => {
+            world.with(|state| {
+                state.due_for_ever.insert(key.clone());
+            });
+        }
+        Err(_) => {}
     }
     beaten
 }
@@ -305,9 +317,7 @@ fn events(body: &Bytes) -> Vec<Event> {
 }
 
 fn is_intent(body: &Bytes) -> bool {
-    events(body)
-        .iter()
-        .any(|event| matches!(event, Event::ModelStarted(_) | Event::ToolStarted(_)))
+    events(body).iter().any(|event| matches!(event, Event::ModelStarted(_) | Event::ToolStarted(_)))
 }
 
 fn is_tool_intent(body: &Bytes) -> bool {

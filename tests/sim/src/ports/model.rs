@@ -58,7 +58,6 @@ impl Model for SimModel {
 impl SimModel {
     /// Takes note of the call; there must be an intent for it in the log.
     fn begin(&self, world: &World, key: &SessionKey) -> usize {
-        let now_ms = world.now_ms();
         let mut state = world.state();
         let started = |event: &Event| matches!(event, Event::ModelStarted(_));
         let intents = state.truths.get(key).map_or(0, |truth| truth.count(started));
@@ -67,23 +66,11 @@ impl SimModel {
         let intent = self.actor.intent.load(Ordering::Relaxed);
         calls.push(ModelCall { key: key.clone(), intent, actor: self.actor.id });
         let made = calls.iter().filter(|call| call.key == *key).count();
-        let not_before_ms = state.notes.not_before_ms.get(key).copied().unwrap_or(0);
         drop(state);
         world.trace(&self.actor.name(), || format!("calls the model for {key} (call {serial})"));
         if made > intents {
             world.violate(Checker::Safety, || {
                 format!("{key}: model call {made} is made, {intents} intents are in the log")
-            });
-        }
-        // Two machines' clocks may be apart by twice the skew, and each may have jumped as far.
-        let slack_ms = if world.plan.on(Fault::ClockSkew) || world.plan.on(Fault::ClockStep) {
-            4 * world.plan.skew_ms_max
-        } else {
-            0
-        };
-        if now_ms + slack_ms < not_before_ms {
-            world.violate(Checker::Economy, || {
-                format!("{key}: the model is called {} ms too early", not_before_ms - now_ms)
             });
         }
         serial

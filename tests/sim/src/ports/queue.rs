@@ -24,6 +24,7 @@ pub(super) struct SimQueue {
 impl Queue for SimQueue {
     async fn send(&self, wake: &Wake, delay_ms: u64) -> Result<(), QueueError> {
         let world = self.world();
+        self.actor.has_acted();
         if world.has(Bug::AckBeforeWake)
             && let Some(delivery) = self.actor.held()
         {
@@ -98,6 +99,10 @@ impl Queue for SimQueue {
             })
         });
         self.actor.pause("hide").await;
+        if self.world().has(Bug::HiddenTooLate) && !self.actor.in_effect.load(Ordering::Relaxed) {
+            late.done();
+            return Ok(());
+        }
         if self.world().hit(Fault::HideFails) {
             return Err(self.trouble());
         }
