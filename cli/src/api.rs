@@ -137,7 +137,9 @@ fn read(frame: &[u8]) -> anyhow::Result<Option<Event>> {
     let event = event(data.join(" ").trim())?;
     match event.kind.as_str() {
         "ping" => Ok(None),
-        "error" => bail!("{}", event.fields["error"]["message"].as_str().unwrap_or("unknown error")),
+        "error" => {
+            bail!("{}", event.fields["error"]["message"].as_str().unwrap_or("unknown error"))
+        }
         _ => Ok(Some(event)),
     }
 }

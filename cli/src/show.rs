@@ -71,7 +71,9 @@ fn lines(event: &Event, paint: Paint) -> Vec<String> {
     let fields = &event.fields;
     match event.kind.as_str() {
         "user.message" if fields["processed_at"].is_null() => Vec::new(),
-        "user.message" => said(fields).lines().map(|line| paint.bold(&format!("> {line}"))).collect(),
+        "user.message" => {
+            said(fields).lines().map(|line| paint.bold(&format!("> {line}"))).collect()
+        }
         "user.interrupt" => vec![paint.yellow("interrupted")],
         "agent.message" => said(fields).lines().map(str::to_owned).collect(),
         "agent.tool_use" => vec![paint.cyan(&call(fields))],
@@ -120,7 +122,8 @@ fn result(fields: &Value, paint: Paint) -> Vec<String> {
     let said = said(fields);
     let all: Vec<&str> = said.lines().collect();
     let failed = fields["is_error"] == Value::Bool(true);
-    let (mark, hidden) = (if failed { "  ! " } else { "  | " }, all.len().saturating_sub(RESULT_LINES_SHOWN));
+    let (mark, hidden) =
+        (if failed { "  ! " } else { "  | " }, all.len().saturating_sub(RESULT_LINES_SHOWN));
     let colour = |line: String| if failed { paint.red(&line) } else { paint.dim(&line) };
     let mut lines = Vec::new();
     if hidden > 0 {

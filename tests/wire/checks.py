@@ -179,7 +179,8 @@ def run_client(bed, script, *arguments):
     if not python.exists():
         raise RuntimeError(f"anthropic {CLIENT} is not installed; run make setup")
     log = ROOT / f"target/wire/{Path(script).stem}.log"
-    environment = os.environ | {"ANTHROPIC_BASE_URL": bed.url, "ANTHROPIC_API_KEY": API_KEY}
+    environment = os.environ | {"ANTHROPIC_BASE_URL": bed.url, "ANTHROPIC_API_KEY": API_KEY,
+                                "TAILSTEP_E2E_WORKSPACE": "/tmp/workspace-"}
     with log.open("w") as output:
         done = subprocess.run([str(python), str(script), *arguments], env=environment,
                               stdout=output, stderr=subprocess.STDOUT, timeout=900)

@@ -48,6 +48,7 @@ class Emulator:
             "BIND_HOST": "127.0.0.1",
             "GATEWAY_PORT": str(self.port),
             "LAMBDA_EXECUTOR": "local",
+            "AUTH": "true",
         }
         log = self.log_file.open("w")
         self.process = subprocess.Popen(

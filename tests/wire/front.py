@@ -12,6 +12,7 @@ import http.client
 import json
 import queue
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -21,6 +22,15 @@ from urllib.parse import urlsplit
 PRELUDE_END = b"\0" * 8
 TIMEOUT_S = 900
 HOP_HEADERS = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Clients leave streams whenever they like; anything else is worth a look."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Invocation:
@@ -39,8 +49,7 @@ class Environment:
     def __init__(self, bootstrap, variables):
         self.waiting = queue.Queue()
         self.current = {}
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", 0), self.handler())
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         api = f"127.0.0.1:{self.server.server_address[1]}"
         self.process = subprocess.Popen([str(bootstrap)], env=variables | {"AWS_LAMBDA_RUNTIME_API": api})
@@ -125,8 +134,7 @@ class Front:
         self.variables = variables
         self.idle = queue.Queue()
         self.all = []
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", 0), self.handler())
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self):

@@ -38,12 +38,15 @@ def render(folder, scripts):
 
     1. The maximum concurrency is written out: the emulator hands a number that comes from a
        parameter on as text, and its event source then fails on it.
-    2. StepFunction and ApiFunction are told where the tests' scripted models are read from.
-    3. Code folders are absolute, since the rendering is not in the project's root.
+    2. The policies that deny plain HTTP deny TLS instead: the emulator speaks plain HTTP and enforces
+       policies.
+    3. StepFunction and ApiFunction are told where the tests' scripted models are read from.
+    4. Code folders are absolute, since the rendering is not in the project's root.
     """
     models = "          TAILSTEP_SCRIPTED_MODELS: !Ref ScriptedModels\n"
     changes = [
         ("MaximumConcurrency: !Ref MaxConcurrency", f"MaximumConcurrency: {CONCURRENCY_MAX}", 1),
+        ('"aws:SecureTransport": "false"', '"aws:SecureTransport": "true"', 2),
         (models, f"{models}          TAILSTEP_SCRIPT_ROOT: {scripts}\n", 2),
         ("CodeUri: target/lambda/", f"CodeUri: {BUILT}/", len(FUNCTIONS)),
     ]

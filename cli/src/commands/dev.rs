@@ -8,9 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use axum::serve::ListenerExt;
+use axum::{
+    body::Body, http::header::CONTENT_TYPE, middleware::map_response, response::Response,
+    serve::ListenerExt,
+};
+use futures_util::StreamExt;
 use tailstep_api::{App, keys, router};
-use tailstep_runtime::ports::{Documents, SystemClock, Clock};
+use tailstep_runtime::ports::{Clock, Documents, SystemClock};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -20,7 +24,7 @@ use tokio::{
 use super::DataArgs;
 use crate::{
     engine::Engine,
-    home::{Home, Tools, TENANT},
+    home::{Home, TENANT, Tools},
     logging,
     signals::Stop,
 };
@@ -90,7 +94,6 @@ async fn dev(args: &Args) -> anyhow::Result<()> {
     tracing::info!("stopping; a second signal stops at once");
     let _ = closing.send(true);
     let ending = async {
-        // Event streams stay open as long as their clients like; they are cut with the process.
         let (_, _) = tokio::join!(time::timeout(GRACE, &mut server), engine.stop(GRACE));
     };
     tokio::select! {
@@ -107,28 +110,56 @@ async fn listen(address: &str) -> anyhow::Result<TcpListener> {
         Ok(listener) => return Ok(listener),
         Err(error) => error,
     };
-    Err(match error.kind() {
-        ErrorKind::AddrInUse => anyhow!(
+    let kind = error.kind();
+    Err(if kind == ErrorKind::AddrInUse {
+        anyhow!(
             "{address} is in use; stop the other process, or choose another port with --listen \
              (port 0 takes a free one)"
-        ),
-        ErrorKind::PermissionDenied => anyhow!(
-            "may not listen on {address}; choose a port above 1023 with --listen"
-        ),
-        _ => anyhow!("cannot listen on {address}: {error}; give --listen as ADDRESS:PORT"),
+        )
+    } else if kind == ErrorKind::PermissionDenied {
+        anyhow!("may not listen on {address}; choose a port above 1023 with --listen")
+    } else {
+        anyhow!("cannot listen on {address}: {error}; give --listen as ADDRESS:PORT")
     })
 }
 
-async fn serve(listener: TcpListener, app: App, mut closed: watch::Receiver<bool>) -> anyhow::Result<()> {
+async fn serve(
+    listener: TcpListener,
+    app: App,
+    closed: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
     // Small answers and single events must not wait for the next packet.
     let listener = listener.tap_io(no_delay);
-    axum::serve(listener, router(app))
-        .with_graceful_shutdown(async move {
-            // The sender's end is the process's end.
-            let _ = closed.wait_for(|closed| *closed).await;
-        })
+    let streams = closed.clone();
+    let routes = router(app).layer(map_response(move |response| end_stream(response, &streams)));
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(is_closed(closed))
         .await
         .context("cannot serve")
+}
+
+/// Ends an event stream when the server closes, so that its client sees an end and not a broken
+/// connection.
+fn end_stream(
+    response: Response,
+    closed: &watch::Receiver<bool>,
+) -> impl Future<Output = Response> + use<> {
+    let kind = response.headers().get(CONTENT_TYPE);
+    let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    let closed = is_closed(closed.clone());
+    async move {
+        if !is_stream {
+            return response;
+        }
+        let (parts, body) = response.into_parts();
+        let frames = body.into_data_stream().take_until(Box::pin(closed));
+        Response::from_parts(parts, Body::from_stream(frames))
+    }
+}
+
+/// Waits until the server is to close; the sender's end is the process's end.
+async fn is_closed(mut closed: watch::Receiver<bool>) {
+    let _ = closed.wait_for(|closed| *closed).await;
 }
 
 fn no_delay(stream: &mut TcpStream) {

@@ -72,7 +72,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    logging::start(args.data.log.as_deref(), "warn")?;
+    // A failed model call is among the printed events already.
+    logging::start(args.data.log.as_deref(), "warn,tailstep_model=off")?;
     let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = threads.block_on(run(args));
     threads.shutdown_background();
@@ -88,11 +89,13 @@ async fn run(args: &Args) -> anyhow::Result<Ended> {
         Some(session) => Session { id: session.clone(), lent: Lent::find(&home, session)? },
         None => begin(args, &home, &api).await?,
     };
-    if !args.json {
-        eprintln!("session {}", session.id);
-    }
+    eprintln!("session {}", session.id);
     let engine = Engine::start(&home.runtime, WORKERS);
-    let ended = follow_turn(&api, &session.id, args.task.as_deref(), form, &mut stop).await?;
+    let ended = match follow_turn(&api, &session.id, args.task.as_deref(), form, &mut stop).await? {
+        Some(ended) => ended,
+        None if session.lent.is_some() => Ended::Done,
+        None => bail!("session {} is at rest; say what it is to do next", session.id),
+    };
     engine.stop(GRACE).await;
     let ended = match (&session.lent, ended) {
         (_, Ended::GivenUp) | (None, _) => ended,
@@ -100,7 +103,7 @@ async fn run(args: &Args) -> anyhow::Result<Ended> {
             // A process that still runs in there could change what is about to be shown.
             home.end_sandboxes().await;
             let apply = args.apply && ended == Ended::Done;
-            match lent.bring_back(form, apply, &mut stop).await? {
+            match lent.bring_back(&session.id, form, apply, &mut stop).await? {
                 BroughtBack::Settled => ended,
                 BroughtBack::Conflicts => ended.max(Ended::NeedsAction),
             }

@@ -32,7 +32,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let threads = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     threads.block_on(async {
         let home = Home::open_existing(&args.data.data, Tools::None).await?;
-        let sessions = home.api().list(&format!("/v1/sessions?include_archived={}", args.all)).await?;
+        let sessions =
+            home.api().list(&format!("/v1/sessions?include_archived={}", args.all)).await?;
         home.close().await;
         let mut out = stdout().lock();
         for session in &sessions {
@@ -44,6 +45,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn line(session: &Value) -> String {
     let text = |field: &str| visible(session[field].as_str().unwrap_or_default());
-    let title: String = text("title").lines().next().unwrap_or_default().chars().take(TITLE_CHARS_SHOWN).collect();
+    let title: String =
+        text("title").lines().next().unwrap_or_default().chars().take(TITLE_CHARS_SHOWN).collect();
     format!("{}  {:<10}  {}  {title}", text("id"), text("status"), text("created_at"))
 }

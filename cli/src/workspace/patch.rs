@@ -9,11 +9,7 @@ use std::{
 
 use similar::TextDiff;
 
-use super::{
-    change::Change,
-    root::Root,
-    tree::Leaf,
-};
+use super::{change::Change, root::Root, tree::Leaf};
 use crate::style::{Paint, visible};
 
 /// A longer file is named, not shown: nobody reads its difference line by line.
@@ -115,8 +111,9 @@ fn write_body(
     if old == new {
         return Ok(());
     }
-    let diff =
-        TextDiff::configure().deadline(Instant::now() + DIFF_TIME).diff_lines(old.as_str(), new.as_str());
+    let diff = TextDiff::configure()
+        .deadline(Instant::now() + DIFF_TIME)
+        .diff_lines(old.as_str(), new.as_str());
     let text = diff.unified_diff().context_radius(CONTEXT_LINES).header(&a, &b).to_string();
     for line in text.lines() {
         writeln!(out, "{}", coloured(line, paint))?;

@@ -18,7 +18,8 @@ struct Lent {
 impl Lent {
     fn new(files: &[(&str, &str)]) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let [users, base, agents] = ["users", "base", "agents"].map(|name| scratch.path().join(name));
+        let [users, base, agents] =
+            ["users", "base", "agents"].map(|name| scratch.path().join(name));
         fs::create_dir(&users).unwrap();
         for (path, text) in files {
             put(&users, path, text);
@@ -184,7 +185,8 @@ fn an_agents_link_to_the_outside_is_not_read() {
 
 #[test]
 fn version_control_stays_at_home_and_is_not_brought_back() {
-    let lent = Lent::new(&[(".git/config", "token\n"), ("sub/.git/config", "token\n"), ("a", "1\n")]);
+    let lent =
+        Lent::new(&[(".git/config", "token\n"), ("sub/.git/config", "token\n"), ("a", "1\n")]);
     assert!(!lent.base.join(".git").exists() && !lent.base.join("sub/.git").exists());
     put(&lent.agents, ".git/hooks/post-checkout", "#!/bin/sh\n");
     assert_eq!(lent.changes(), []);

@@ -62,10 +62,7 @@ pub(crate) fn read_tree(root: &Root, except: Option<&Path>) -> anyhow::Result<Tr
             tree.empty.push(folder);
         }
         if tree.leaves.len() > FILES_MAX {
-            bail!(
-                "{} has more than {FILES_MAX} files; name a smaller folder",
-                root.path.display()
-            );
+            bail!("{} has more than {FILES_MAX} files; name a smaller folder", root.path.display());
         }
     }
     Ok(tree)

@@ -95,14 +95,19 @@ impl Queue for SqsQueue {
         if delivery.receipt.is_empty() {
             return Ok(());
         }
-        self.sqs
+        let sent = self
+            .sqs
             .delete_message()
             .queue_url(&self.config.queue_url)
             .receipt_handle(&delivery.receipt)
             .send()
-            .await
-            .map_err(|error| sort("acknowledge wake-up", &error))?;
-        Ok(())
+            .await;
+        match sent {
+            Ok(_) => Ok(()),
+            // Acknowledged before, by a request whose answer was lost.
+            Err(error) if is_gone(error.code()) => Ok(()),
+            Err(error) => Err(sort("acknowledge wake-up", &error).into()),
+        }
     }
 
     async fn hide(&self, delivery: &Delivery, hidden_ms: u64) -> Result<(), QueueError> {

@@ -17,6 +17,8 @@ pub enum Planted {
     FenceRemoved,
     /// The time at which a failed call is to be tried again is ignored.
     RetryAtOnce,
+    /// What was decided for one state of a session is recorded in whatever state it is in by then.
+    DecisionKept,
     /// The log does not say which request an input came with.
     RequestNotRecorded,
 }
@@ -37,6 +39,10 @@ fn is(bug: Planted) -> bool {
 /// The time that a decision is made for.
 pub(crate) fn now_ms(now_ms: UnixMs) -> UnixMs {
     if is(Planted::RetryAtOnce) { UnixMs::MAX / 2 } else { now_ms }
+}
+
+pub(crate) fn keeps_decisions() -> bool {
+    is(Planted::DecisionKept)
 }
 
 /// The name of a request, as it is recorded.

@@ -38,28 +38,60 @@ pub async fn record(
     projection: Projection,
 ) -> Result<Record, RuntimeError> {
     for _ in 0..RACES_MAX {
-        let now_ms = runtime.clock.now_ms();
-        let (record, next) =
-            conclude(&loaded.session, events.to_vec(), now_ms, &runtime.limits).map_err(
-                |source| RuntimeError::Refused { session: loaded.key.session.clone(), source },
-            )?;
-        match append(runtime, &loaded.key, &record, &next, projection).await {
-            Ok(head) => {
-                loaded.session = next;
-                match projection {
-                    // The stored head stays behind.
-                    Projection::Lag => {}
-                    Projection::Follow | Projection::Atomic => loaded.head = Some(head),
-                }
-                return Ok(record);
-            }
+        match once(runtime, loaded, events, projection).await {
             Err(RuntimeError::Log(LogError::Conflict { .. })) => {
                 catch_up(runtime.log.as_ref(), loaded).await?;
             }
-            Err(error) => return Err(error),
+            done => return done,
         }
     }
     Err(RuntimeError::Contended { session: loaded.key.session.clone() })
+}
+
+/// Appends what was decided for the session that `loaded` holds, and for no other: `None` when
+/// somebody else wrote first, and then `loaded` is the session to decide for anew. A decision that
+/// meets another state may fit it all the same and be wrong there: to take over attempt 1 of one model
+/// call must not take over attempt 1 of the next.
+///
+/// # Errors
+/// As [`record`].
+pub async fn record_decision(
+    runtime: &Runtime,
+    loaded: &mut Loaded,
+    events: &[Event],
+    projection: Projection,
+) -> Result<Option<Record>, RuntimeError> {
+    #[cfg(feature = "planted-bugs")]
+    if crate::planted::keeps_decisions() {
+        return record(runtime, loaded, events, projection).await.map(Some);
+    }
+    match once(runtime, loaded, events, projection).await {
+        Ok(record) => Ok(Some(record)),
+        Err(RuntimeError::Log(LogError::Conflict { .. })) => {
+            catch_up(runtime.log.as_ref(), loaded).await?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn once(
+    runtime: &Runtime,
+    loaded: &mut Loaded,
+    events: &[Event],
+    projection: Projection,
+) -> Result<Record, RuntimeError> {
+    let now_ms = runtime.clock.now_ms();
+    let (record, next) = conclude(&loaded.session, events.to_vec(), now_ms, &runtime.limits)
+        .map_err(|source| RuntimeError::Refused { session: loaded.key.session.clone(), source })?;
+    let head = append(runtime, &loaded.key, &record, &next, projection).await?;
+    loaded.session = next;
+    match projection {
+        // The stored head stays behind.
+        Projection::Lag => {}
+        Projection::Follow | Projection::Atomic => loaded.head = Some(head),
+    }
+    Ok(record)
 }
 
 async fn append(

@@ -21,9 +21,9 @@ use self::{
 use crate::{
     Runtime,
     error::RuntimeError,
-    load::{Loaded, catch_up, load},
+    load::{Loaded, load},
     ports::{Delivery, Observed, Projection, Wake},
-    record::{head_of, record},
+    record::{head_of, record, record_decision},
 };
 
 /// Turns of the loop in one invocation. Each lost race or bookkeeping record takes one.
@@ -113,14 +113,17 @@ pub async fn step(
                 Watched::Dead => dead = Some(open.intent),
             },
             Action::Record(events) => {
-                retry_refused(record(runtime, &mut loaded, &events, Projection::Follow).await)?;
-                catch_up(runtime.log.as_ref(), &mut loaded).await?;
+                let follow = Projection::Follow;
+                retry_refused(record_decision(runtime, &mut loaded, &events, follow).await)?;
             }
             Action::Start { intent, effect } => {
                 let intent = [intent];
-                match record(runtime, &mut loaded, &intent, Projection::Lag).await {
-                    Ok(_) => return perform(runtime, delivery, loaded, effect, deadline).await,
+                match record_decision(runtime, &mut loaded, &intent, Projection::Lag).await {
+                    Ok(Some(_)) => {
+                        return perform(runtime, delivery, loaded, effect, deadline).await;
+                    }
                     // Somebody else was faster; look again at what is needed now.
+                    Ok(None) => {}
                     Err(RuntimeError::Refused { .. }) => dead = None,
                     Err(error) => return Err(error),
                 }

@@ -24,6 +24,8 @@ import anthropic
 BASE_URL = os.environ["ANTHROPIC_BASE_URL"].rstrip("/")
 API_KEY = os.environ["ANTHROPIC_API_KEY"]
 MODEL = os.environ.get("TAILSTEP_E2E_MODEL", "scripted/echo")
+# Where the workspace is seen from inside; a function can only write beneath /tmp.
+WORKSPACE = os.environ.get("TAILSTEP_E2E_WORKSPACE", "/workspace")
 TURN_SECONDS = 60.0
 
 client = anthropic.Anthropic(api_key=API_KEY, base_url=BASE_URL, max_retries=0)
@@ -204,7 +206,8 @@ def a_tool_runs_in_the_sandbox() -> None:
     result = next(e for e in seen if e.type == "agent.tool_result")
     assert use.name == "bash" and use.input["command"].startswith("echo"), use
     assert result.tool_use_id == use.id and not result.is_error, result
-    assert said(result).split() == ["42", "/workspace"], said(result)
+    answer, place = said(result).split()
+    assert answer == "42" and place.startswith(WORKSPACE), said(result)
 
 
 @check
@@ -217,7 +220,7 @@ def a_failing_command_is_a_result_and_not_the_end() -> None:
 
 @check
 def the_sandbox_has_no_network_and_no_key() -> None:
-    command = "env; ls /root /home 2>&1; timeout 2 bash -c 'exec 3<>/dev/tcp/127.0.0.1/1' 2>&1 || echo unreachable"
+    command = "env; timeout 2 bash -c 'exec 3<>/dev/tcp/127.0.0.1/1' 2>&1 || echo unreachable"
     seen = turn(new_session(), text(f"Use the bash tool to run exactly: {command}"))
     result = said(next(e for e in seen if e.type == "agent.tool_result"))
     assert "unreachable" in result and API_KEY not in result and "ANTHROPIC" not in result, result

@@ -31,7 +31,8 @@ impl Built {
                 .current_dir(root())
                 .status();
             assert!(status.is_ok_and(|status| status.success()), "the programs do not build");
-            let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+            let target = env::var_os("CARGO_TARGET_DIR")
+                .map_or_else(|| root().join("target"), PathBuf::from);
             Self { tailstep: root().join(target).join("debug/tailstep") }
         })
     }

@@ -39,7 +39,11 @@ impl Dev {
     ///
     /// # Errors
     /// When it ends instead, with what it said.
-    pub fn start(data: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+    pub fn start(
+        data: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let started = Instant::now();
         let mut command = Built::get().command();
         command.args(["dev", "--listen", "127.0.0.1:0", "--data"]).arg(data).args(arguments);
@@ -115,7 +119,12 @@ impl Dev {
     ///
     /// # Errors
     /// When there is no answer, or one that is not JSON.
-    pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
+    pub fn call(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<(u16, Value)> {
         http::call(&self.url, method, path, Some(KEY), body)
     }
 
@@ -141,7 +150,8 @@ impl Dev {
         let agent = self.ok("POST", "/v1/agents", Some(&agent))?;
         let environment = serde_json::json!({ "name": "e2e" });
         let environment = self.ok("POST", "/v1/environments", Some(&environment))?;
-        let session = serde_json::json!({ "agent": agent["id"], "environment_id": environment["id"] });
+        let session =
+            serde_json::json!({ "agent": agent["id"], "environment_id": environment["id"] });
         let session = self.ok("POST", "/v1/sessions", Some(&session))?;
         session["id"].as_str().map(str::to_owned).context("a session without an id")
     }
@@ -152,7 +162,8 @@ impl Dev {
     /// When the request fails.
     pub fn say(&self, session: &str, text: &str) -> anyhow::Result<()> {
         let content = serde_json::json!([{ "type": "text", "text": text }]);
-        let body = serde_json::json!({ "events": [{ "type": "user.message", "content": content }] });
+        let body =
+            serde_json::json!({ "events": [{ "type": "user.message", "content": content }] });
         self.ok("POST", &format!("/v1/sessions/{session}/events"), Some(&body))?;
         Ok(())
     }
@@ -173,7 +184,8 @@ impl Dev {
     pub fn rest(&self, session: &str, limit: Duration) -> anyhow::Result<Vec<Value>> {
         let until = Instant::now() + limit;
         loop {
-            let status = self.ok("GET", &format!("/v1/sessions/{session}"), None)?["status"].clone();
+            let status =
+                self.ok("GET", &format!("/v1/sessions/{session}"), None)?["status"].clone();
             if status == "idle" {
                 return self.events(session);
             }

@@ -2,6 +2,7 @@
 //! had happened, and no kill costs more than the step it interrupted.
 //!
 //! `TAILSTEP_CRASH_KILLS` sets the number of kills, `TAILSTEP_CRASH_SEED` the moments.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +65,10 @@ fn a_killed_server_loses_no_step_and_doubles_none() {
     println!("{seen}, seed {seed}");
     assert!(seen.survivors.is_empty(), "sandboxes outlived their server: {:?}", seen.survivors);
     assert!(seen.rerun <= seen.kills, "a kill cost more than one step: {seen}, seed {seed}");
-    assert!(seen.resumed.len() * 3 >= usize::try_from(kills).unwrap(), "too few lives did a step: {seen}");
+    assert!(
+        seen.resumed.len() * 3 >= usize::try_from(kills).unwrap(),
+        "too few lives did a step: {seen}"
+    );
     let slowest = seen.resumed.iter().max().unwrap();
     assert!(*slowest < RESUMED_WITHIN, "resuming took {slowest:?}, seed {seed}");
 }
@@ -86,7 +90,9 @@ impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut resumed = self.resumed.clone();
         resumed.sort();
-        let at = |part: usize| resumed.get((resumed.len() * part / 100).min(resumed.len().saturating_sub(1)));
+        let at = |part: usize| {
+            resumed.get((resumed.len() * part / 100).min(resumed.len().saturating_sub(1)))
+        };
         write!(
             f,
             "{} kills over {} sessions of {STEPS} steps: every transcript equal, {} steps re-run, \
@@ -178,7 +184,8 @@ fn note_steps(dev: &Dev, first_life: bool, seen: &mut Seen) -> usize {
     if let Some((at, _)) = steps.first().filter(|_| !first_life) {
         seen.resumed.push(at.saturating_duration_since(dev.started));
     }
-    let lost = steps.iter().filter_map(|(_, step)| step["attempt"].as_u64()).map(|n| n.saturating_sub(1));
+    let lost =
+        steps.iter().filter_map(|(_, step)| step["attempt"].as_u64()).map(|n| n.saturating_sub(1));
     seen.rerun += lost.sum::<u64>();
     steps.len()
 }

@@ -1,8 +1,10 @@
 //! `tailstep dev` from the outside.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,
-    net::TcpListener,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -22,7 +24,8 @@ fn a_session_runs_and_a_clean_stop_keeps_it() {
     dev.say(&session, "Use the bash tool to run exactly: echo secret-word").unwrap();
     let events = dev.rest(&session, TURN).unwrap();
     let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    for expected in ["agent.tool_use", "agent.tool_result", "agent.message", "session.status_idle"] {
+    for expected in ["agent.tool_use", "agent.tool_result", "agent.message", "session.status_idle"]
+    {
         assert!(types.contains(&expected), "{types:?}");
     }
     let log = dev.log_lines();
@@ -34,7 +37,10 @@ fn a_session_runs_and_a_clean_stop_keeps_it() {
         let line: serde_json::Value = serde_json::from_str(line).expect("each log line is JSON");
         if line["message"] == "step" {
             assert_eq!(line["session"], session.as_str());
-            assert!(line["seq"].is_u64() && line["effect_ms"].is_u64() && line["attempt"] == 1, "{line}");
+            assert!(
+                line["seq"].is_u64() && line["effect_ms"].is_u64() && line["attempt"] == 1,
+                "{line}"
+            );
             assert_eq!(line["outcome"], "Done");
             actions.push(line["action"].as_str().unwrap().to_owned());
         }
@@ -53,7 +59,9 @@ fn the_first_start_makes_a_key_and_shows_it_once() {
     let dev = start();
     let [line] = &dev.printed[..] else { panic!("{:?}", dev.printed) };
     let key = line.strip_prefix("api key: ").unwrap().split(' ').next().unwrap().to_owned();
-    let status = |dev: &Dev, key: &str| http::call(&dev.url, "GET", "/v1/agents", Some(key), None).unwrap().0;
+    let status = |dev: &Dev, key: &str| {
+        http::call(&dev.url, "GET", "/v1/agents", Some(key), None).unwrap().0
+    };
     assert_eq!((status(&dev, &key), status(&dev, "wrong"), status(&dev, KEY)), (200, 401, 401));
     drop(dev);
     for file in fs::read_dir(data.path()).unwrap().map(|entry| entry.unwrap().path()) {
@@ -96,7 +104,11 @@ fn what_prevents_a_start_is_one_line_that_says_what_to_do() {
 
     let foreign = folder.path().join("foreign");
     fs::create_dir(&foreign).unwrap();
-    fs::write(foreign.join("tailstep.db"), "not a database, but long enough to be looked at\n".repeat(100)).unwrap();
+    fs::write(
+        foreign.join("tailstep.db"),
+        "not a database, but long enough to be looked at\n".repeat(100),
+    )
+    .unwrap();
     refused(&["dev", "--listen", "127.0.0.1:0", "--data", foreign.to_str().unwrap()], &["--data"]);
 }
 
@@ -111,10 +123,14 @@ fn a_data_directory_of_a_newer_version_is_left_alone() {
     content[60..64].copy_from_slice(&9_999u32.to_be_bytes());
     fs::write(&file, &content).unwrap();
     let _ = fs::remove_file(data.join("tailstep.db-wal"));
-    let output = run(folder.path(), &["dev", "--listen", "127.0.0.1:0", "--no-hands", "--data", "data"]);
+    let output =
+        run(folder.path(), &["dev", "--listen", "127.0.0.1:0", "--no-hands", "--data", "data"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("9999") && said.contains("upgrade") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.contains("9999") && said.contains("upgrade") && said.lines().count() == 1,
+        "{said}"
+    );
     assert_eq!(fs::read(&file).unwrap(), content, "nothing was written");
 }
 
@@ -138,9 +154,17 @@ fn scripted_ids_are_announced() {
     let session = dev.session("some-real-id").unwrap();
     dev.say(&session, "Reply with exactly this text: hi").unwrap();
     let events = dev.rest(&session, TURN).unwrap();
-    assert!(events.iter().any(|event| event["content"][0]["text"] == "hi" && event["type"] == "agent.message"));
+    assert!(
+        events
+            .iter()
+            .any(|event| event["content"][0]["text"] == "hi" && event["type"] == "agent.message")
+    );
     let said = dev.log_lines();
-    assert!(said.iter().any(|(_, line)| line.contains("some-real-id") && line.contains("scripted/echo")), "{said:?}");
+    assert!(
+        said.iter()
+            .any(|(_, line)| line.contains("some-real-id") && line.contains("scripted/echo")),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -149,7 +173,8 @@ fn a_signal_ends_it_in_mid_step_and_a_second_one_at_once() {
     let mut dev = Dev::start(data.path(), &[], &[]).unwrap();
     let session = dev.session("scripted/echo").unwrap();
     dev.say(&session, "Use the bash tool to run exactly: sleep 100").unwrap();
-    let tool_runs = |dev: &Dev| dev.events(&session).unwrap().iter().any(|e| e["type"] == "agent.tool_use");
+    let tool_runs =
+        |dev: &Dev| dev.events(&session).unwrap().iter().any(|e| e["type"] == "agent.tool_use");
     let until = Instant::now() + TURN;
     while !tool_runs(&dev) {
         assert!(Instant::now() < until, "the tool does not start");
@@ -176,6 +201,29 @@ fn a_signal_ends_it_in_mid_step_and_a_second_one_at_once() {
 }
 
 #[test]
+fn a_stop_ends_event_streams_cleanly() {
+    let data = tempfile::tempdir().unwrap();
+    let mut dev = Dev::start(data.path(), &["--no-hands"], &[]).unwrap();
+    let session = dev.session("scripted/echo").unwrap();
+    let host = dev.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(host).unwrap();
+    stream.set_read_timeout(Some(TURN)).unwrap();
+    write!(stream, "GET /v1/sessions/{session}/events/stream HTTP/1.1\r\nhost: {host}\r\nx-api-key: {KEY}\r\n\r\n").unwrap();
+    dev.say(&session, "Reply with exactly this text: hi").unwrap();
+    dev.rest(&session, TURN).unwrap();
+    let asked = Instant::now();
+    dev.signal(Signal::TERM);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.contains("session.status_idle") && answer.ends_with("\r\n0\r\n\r\n"),
+        "{answer}"
+    );
+    assert!(dev.wait(Duration::from_secs(5)).unwrap().success());
+    assert!(asked.elapsed() < Duration::from_secs(2), "an open stream kept it");
+}
+
+#[test]
 fn help_and_mistakes_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let help = run(folder.path(), &["--help"]);
@@ -195,7 +243,8 @@ fn help_and_mistakes_are_told_apart() {
 #[test]
 fn a_reader_who_leaves_ends_it_quietly() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["run", "--model", "scripted/echo", "--json", "Take 5 steps with the bash tool: true"];
+    let arguments =
+        ["run", "--model", "scripted/echo", "--json", "Take 5 steps with the bash tool: true"];
     let mut command = Built::get().command();
     let mut child = command
         .args(arguments)

@@ -1,16 +1,17 @@
 //! `tailstep run` from the outside, with scripts in place of a model and real sandboxes.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::{Output, Stdio},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tests_e2e::{Built, run};
+use tests_e2e::{Built, built::root, run};
 
 /// A folder with a project, scripts, and room for the data directory.
 struct Desk {
@@ -90,8 +91,17 @@ impl Ran {
 #[test]
 fn events_are_printed_and_the_exit_status_says_done() {
     let desk = Desk::new(&[]);
-    let ran = desk.run(&["run", "--model", "scripted/echo", "Use the bash tool to run exactly: echo $((6*7)); exit 3"]);
-    ran.expect(0, &["> Use the bash tool", "bash: echo $((6*7))", "  ! 42", "The tool failed"], &["session sesn_"]);
+    let ran = desk.run(&[
+        "run",
+        "--model",
+        "scripted/echo",
+        "Use the bash tool to run exactly: echo $((6*7)); exit 3",
+    ]);
+    ran.expect(
+        0,
+        &["> Use the bash tool", "bash: echo $((6*7))", "  ! 42", "The tool failed"],
+        &["session sesn_"],
+    );
 }
 
 #[test]
@@ -99,9 +109,13 @@ fn json_is_one_event_a_line() {
     let desk = Desk::new(&[("a", "1\n")]);
     let ran = desk.run_commands(&["echo 2 > a"], &["--json"]);
     ran.expect(0, &[], &[]);
-    let events: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let events: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    assert!(types.contains(&"session.status_running") && types.contains(&"agent.tool_result"), "{types:?}");
+    assert!(
+        types.contains(&"session.status_running") && types.contains(&"agent.tool_result"),
+        "{types:?}"
+    );
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["applied"]), (&json!("x_workspace.changes"), &json!(false)));
     assert!(last["patch"].as_str().unwrap().contains("-1\n+2\n"), "{last}");
@@ -112,7 +126,11 @@ fn json_is_one_event_a_line() {
 fn nothing_is_touched_without_a_yes_and_the_diff_can_be_applied_later() {
     let desk = Desk::new(&[("a", "1\n"), ("gone", "x\n")]);
     let ran = desk.run_commands(&["echo 2 > a; rm gone; echo n > new"], &[]);
-    ran.expect(0, &["all done", "--- a/a\n+++ b/a\n", "-1\n+2\n", "deleted file", "new file"], &["not applied: 3 changed files"]);
+    ran.expect(
+        0,
+        &["all done", "--- a/a\n+++ b/a\n", "-1\n+2\n", "deleted file", "new file"],
+        &["not applied: 3 changed files"],
+    );
     assert_eq!((desk.read("a").as_str(), desk.read("gone").as_str()), ("1\n", "x\n"));
 
     let applied = desk.run(&["run", "--resume", &ran.session(), "--apply"]);
@@ -120,21 +138,25 @@ fn nothing_is_touched_without_a_yes_and_the_diff_can_be_applied_later() {
     assert_eq!((desk.read("a").as_str(), desk.read("new").as_str()), ("2\n", "n\n"));
     assert!(!desk.project().join("gone").exists());
     let nothing_left = desk.run(&["run", "--resume", &ran.session(), "--apply"]);
-    nothing_left.expect(0, &[], &[]);
+    nothing_left.expect(0, &[], &["nothing is changed"]);
     assert!(!nothing_left.out.contains("diff"), "{}", nothing_left.out);
 }
 
 #[test]
 fn the_printed_diff_is_a_patch() {
     let desk = Desk::new(&[("a", "1\n2\n3\n"), ("b c/d", "no end")]);
-    let ran = desk.run_commands(&["sed -i s/2/zwei/ a; printf more >> 'b c/d'; chmod +x a; echo n > n"], &[]);
+    let ran = desk
+        .run_commands(&["sed -i s/2/zwei/ a; printf more >> 'b c/d'; chmod +x a; echo n > n"], &[]);
     ran.expect(0, &["old mode 100644\nnew mode 100755"], &[]);
     let start = ran.out.find("diff --git").unwrap();
     fs::write(desk.folder.path().join("patch"), &ran.out[start..]).unwrap();
-    let git = std::process::Command::new("git").args(["apply", "../patch"]).current_dir(desk.project()).output();
+    let git = Command::new("git").args(["apply", "../patch"]).current_dir(desk.project()).output();
     let git = git.expect("git is there");
     assert!(git.status.success(), "{}", String::from_utf8_lossy(&git.stderr));
-    assert_eq!((desk.read("a").as_str(), desk.read("b c/d").as_str()), ("1\nzwei\n3\n", "no endmore"));
+    assert_eq!(
+        (desk.read("a").as_str(), desk.read("b c/d").as_str()),
+        ("1\nzwei\n3\n", "no endmore")
+    );
 }
 
 #[test]
@@ -166,7 +188,8 @@ fn a_session_goes_on_with_its_workspace() {
     let first = ["run", "--model", "scripted/echo", "--workspace", "project"];
     let ran = desk.run(&[&first[..], &["Use the bash tool to run exactly: echo 2 >> a"]].concat());
     ran.expect(0, &["+2"], &[]);
-    let again = ["run", "--resume", &ran.session(), "Use the bash tool to run exactly: echo 3 >> a; cat a"];
+    let again =
+        ["run", "--resume", &ran.session(), "Use the bash tool to run exactly: echo 3 >> a; cat a"];
     desk.run(&again).expect(0, &["| 1", "| 2", "| 3", "+2\n+3\n"], &[]);
 }
 
@@ -184,7 +207,8 @@ fn a_killed_run_is_finished_by_resume() {
     let resumed = desk.run(&["run", "--resume", &session]);
     resumed.expect(0, &["done after 6 steps"], &[]);
     let log = desk.run(&["logs", &session, "--json"]);
-    let ticks = log.out.lines().filter(|line| line.contains("agent.tool_result") && line.contains("tick"));
+    let ticks =
+        log.out.lines().filter(|line| line.contains("agent.tool_result") && line.contains("tick"));
     assert_eq!(ticks.count(), 6, "{}", log.out);
 }
 
@@ -192,7 +216,12 @@ fn a_killed_run_is_finished_by_resume() {
 fn an_interrupt_stops_the_turn_and_leaves_the_session() {
     let desk = Desk::new(&[]);
     let mut command = Built::get().command();
-    command.args(["run", "--model", "scripted/echo", "Use the bash tool to run exactly: sleep 100"]);
+    command.args([
+        "run",
+        "--model",
+        "scripted/echo",
+        "Use the bash tool to run exactly: sleep 100",
+    ]);
     command.current_dir(desk.folder.path());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1_500));
@@ -209,14 +238,22 @@ fn an_interrupt_stops_the_turn_and_leaves_the_session() {
 #[test]
 fn an_agent_file_has_the_apis_fields() {
     let desk = Desk::new(&[]);
-    let write = |agent: Value| fs::write(desk.folder.path().join("agent.json"), agent.to_string()).unwrap();
+    let write =
+        |agent: Value| fs::write(desk.folder.path().join("agent.json"), agent.to_string()).unwrap();
     write(json!({ "name": "mine", "model": "scripted/echo", "tools": [] }));
     let ran = desk.run(&["run", "--agent", "agent.json", "Use the bash tool to run exactly: true"]);
     ran.expect(0, &["I was not given a tool named bash"], &[]);
     write(json!({ "name": "mine", "model": "scripted/echo", "tolls": [] }));
     desk.run(&["run", "--agent", "agent.json", "x"]).expect(1, &[], &["agent.json", "tolls"]);
     write(json!({ "name": "mine" }));
-    let ran = desk.run(&["run", "--agent", "agent.json", "--model", "scripted/echo", "Reply with exactly this text: ok"]);
+    let ran = desk.run(&[
+        "run",
+        "--agent",
+        "agent.json",
+        "--model",
+        "scripted/echo",
+        "Reply with exactly this text: ok",
+    ]);
     ran.expect(0, &["ok"], &[]);
 }
 
@@ -232,6 +269,7 @@ fn what_prevents_a_run_is_one_line_that_says_what_to_do() {
         (&["run", "--model", "scripted/echo", "--workspace", "nowhere", "x"], &["nowhere"]),
         (&["run", "--agent", "nowhere.json", "x"], &["nowhere.json"]),
         (&["run", "--resume", "sesn_nothing", "x"], &["sesn_nothing"]),
+        (&["run", "--resume", "sesn_nothing"], &["sesn_nothing"]),
         (&["logs", "sesn_nothing"], &["sesn_nothing"]),
         (&["sessions", "--data", "nowhere"], &["nowhere", "--data"]),
     ] {
@@ -258,8 +296,57 @@ fn sessions_are_listed_and_their_events_printed() {
     let session = ran.session();
     let listed = run(desk.folder.path(), &["sessions"]);
     let listed = String::from_utf8(listed.stdout).unwrap();
-    assert!(listed.contains(&session) && listed.contains("idle") && listed.contains("Reply with"), "{listed}");
+    assert!(
+        listed.contains(&session) && listed.contains("idle") && listed.contains("Reply with"),
+        "{listed}"
+    );
+    desk.run(&["run", "--resume", &session]).expect(1, &[], &["at rest", "what it is to do next"]);
     let logged = desk.run(&["logs", &session]);
     logged.expect(0, &["> Reply with exactly this text: hello", "\nhello\n"], &[]);
     assert!(Path::new(desk.folder.path()).join(".tailstep").is_dir());
+}
+
+/// Runs a copy of the demo, changed by `change`.
+fn demo(change: impl Fn(&Path)) -> Ran {
+    let folder = tempfile::tempdir().unwrap();
+    let example = root().join("examples/fix-failing-test");
+    let copied = Command::new("cp").arg("-R").arg(&example).arg(folder.path()).status().unwrap();
+    assert!(copied.success());
+    let example = folder.path().join("fix-failing-test");
+    change(&example);
+    let tailstep = &Built::get().tailstep;
+    let mut command = Command::new("sh");
+    command.arg(example.join("demo.sh")).arg(tailstep).current_dir(folder.path());
+    command.env_remove("ANTHROPIC_API_KEY").env_remove("TAILSTEP_MODEL");
+    Ran::of(command.output().unwrap())
+}
+
+#[test]
+fn the_demo_shows_a_failing_test_a_diff_and_a_passing_test() {
+    let shown = [
+        "7 passed, 3 failed",
+        "SCRIPT",
+        "+hours=$((total % 86400 / 3600))",
+        "10 passed, 0 failed",
+        "done:",
+    ];
+    demo(|_| {}).expect(0, &shown, &["applied: 1 changed file"]);
+}
+
+#[test]
+fn the_demo_fails_when_the_agent_does() {
+    let script = |json: Value| {
+        move |example: &Path| fs::write(example.join("script.json"), json.to_string()).unwrap()
+    };
+    let idle = json!([{ "blocks": [{ "type": "text", "text": "All tests pass." }] }]);
+    demo(script(idle)).expect(1, &["All tests pass."], &["the test still fails"]);
+    let write = json!({ "file_path": "tests/run.sh", "content": "echo 10 passed, 0 failed" });
+    let cheat = json!([
+        { "blocks": [{ "type": "tool_use", "name": "write", "input": write }] },
+        { "blocks": [{ "type": "text", "text": "All tests pass." }] },
+    ]);
+    demo(script(cheat)).expect(1, &[], &["changed the test instead"]);
+    let no_bug =
+        |example: &Path| fs::write(example.join("project/tests/run.sh"), "exit 0").unwrap();
+    demo(no_bug).expect(1, &[], &["should fail before"]);
 }

@@ -2,6 +2,7 @@
 //! It dies or stands still at its yield points, which are its port calls.
 
 use std::{
+    fmt,
     future::pending,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,6 +19,16 @@ use crate::{
     notes::{ActorId, Crash},
     world::{World, pass_ms},
 };
+
+#[derive(Debug, Clone, Copy)]
+pub struct Name(ActorId);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Padded as a whole.
+        f.pad(&format!("a{}", self.0))
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -85,8 +96,9 @@ impl Actor {
         })
     }
 
-    pub fn name(&self) -> String {
-        format!("a{}", self.id)
+    /// What it is called in the trace.
+    pub fn name(&self) -> Name {
+        Name(self.id)
     }
 
     /// A yield point: time passes, and the process may die or stand still here.
@@ -100,11 +112,7 @@ impl Actor {
         match self.role {
             Role::Worker => {
                 if self.world.hit(Fault::WorkerStall) {
-                    let lease_ms = self.world.plan.limits.lease_ms;
-                    let ms = self.world.between(lease_ms / 2, lease_ms * 4);
-                    self.world.state().notes.trouble(self.id);
-                    self.frozen_until_ms.store(self.world.now_ms() + ms, Ordering::Relaxed);
-                    self.thaw().await;
+                    self.freeze().await;
                 }
                 if self.may_crash() && self.world.hit(Fault::WorkerCrash) {
                     self.die(what).await;
@@ -118,10 +126,22 @@ impl Actor {
         }
     }
 
+    /// Stands still for longer than others may wait for it.
+    pub async fn freeze(&self) {
+        let lease_ms = self.world.plan.limits.lease_ms;
+        let ms = self.world.between(lease_ms / 2, lease_ms * 4);
+        self.world.state().notes.trouble(self.id);
+        self.frozen_until_ms.store(self.world.now_ms() + ms, Ordering::Relaxed);
+        self.thaw().await;
+    }
+
     /// Goes on only when the process is not standing still.
     pub async fn thaw(&self) {
         loop {
             let until_ms = self.frozen_until_ms.load(Ordering::Relaxed);
+            if until_ms == 0 {
+                return;
+            }
             let now_ms = self.world.now_ms();
             if until_ms <= now_ms || self.world.state().calm {
                 return;
@@ -138,7 +158,7 @@ impl Actor {
 
     /// Never returns: whoever runs this process drops it.
     async fn die(&self, what: &'static str) {
-        self.world.trace(&self.name(), || format!("dies at {what}"));
+        self.world.trace(self.name(), || format!("dies at {what}"));
         self.bury();
         self.crashed.notify_one();
         pending::<()>().await;
@@ -150,6 +170,7 @@ impl Actor {
         let holding = self.holding.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.world.state();
         state.notes.died_ms.insert(self.id, now_ms);
+        state.notes.worker_deaths += u64::from(self.role == Role::Worker);
         if let Some(delivery) = &holding.delivery {
             let key = delivery.wake.key.clone();
             let early = !holding.hidden && !holding.acted;

@@ -59,6 +59,8 @@ bugs! {
     HeadNotRepaired,
     /// A beat makes a session due that nobody has to look at.
     BeatMakesIdleDue,
+    /// What was decided for one state of a session is recorded in whatever state it is in by then.
+    DecisionKept,
     /// A failed model call is tried again at once, whenever the provider asked for.
     RetryAtOnce,
     /// Whoever finds a session at work sends two messages for the one it took.
@@ -74,6 +76,7 @@ impl Bug {
             Self::ContextBeforeIntent => Some(Planted::ContextBeforeIntent),
             Self::FenceRemoved => Some(Planted::FenceRemoved),
             Self::RetryAtOnce => Some(Planted::RetryAtOnce),
+            Self::DecisionKept => Some(Planted::DecisionKept),
             Self::RequestNotRecorded => Some(Planted::RequestNotRecorded),
             Self::UnconditionalAppend
             | Self::RenumberOnConflict

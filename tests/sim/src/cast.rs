@@ -75,13 +75,13 @@ async fn work(actor: &Arc<Actor>) {
             world.with(|state| note_step(&mut state.notes, actor.id, &done));
             match done {
                 Ok(report) => {
-                    world.trace(&actor.name(), || {
+                    world.trace(actor.name(), || {
                         format!("{:?} {:?} at #{}", report.action, report.outcome, report.seq)
                     });
                     let _ = runtime.queue.ack(&delivery).await;
                 }
                 // Not acknowledged: the queue delivers it again.
-                Err(error) => world.trace(&actor.name(), || format!("step failed: {error}")),
+                Err(error) => world.trace(actor.name(), || format!("step failed: {error}")),
             }
             actor.hold(None);
         }
@@ -175,7 +175,7 @@ async fn person(world: Arc<World>, key: SessionKey, sender: String, steps: Vec<S
 /// Some messages come with a blank block, which no provider takes.
 fn message(number: usize, text: &str) -> Input {
     let mut content = vec![Content::text(text)];
-    if (number + text.len()) % 3 == 0 {
+    if (number + text.len()).is_multiple_of(3) {
         content.insert(0, Content::text(" \n"));
     }
     Input::Message { content }

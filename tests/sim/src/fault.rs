@@ -35,7 +35,7 @@ faults! {
     /// An append is applied and its answer is lost.
     AppendFailsAfter = 200,
     /// The whole log store is out of reach for a while.
-    LogOutage = 4_000,
+    LogOutage = 600,
     /// One read fails.
     ReadFails = 60,
     /// A head read shows an older projection (with the present lease).
@@ -64,7 +64,7 @@ faults! {
     /// A copy of a message comes again much later.
     MessageRedriven = 150,
     /// A message that nobody sent, old observations included.
-    MessageSpurious = 4_000,
+    MessageSpurious = 2_500,
     /// A message is taken out of the queue after too many receipts.
     MessageDeadLettered = 10_000,
     SendFailsBefore = 200,
@@ -76,6 +76,8 @@ faults! {
     WorkerCrash = 60,
     /// A worker stands still for longer than its lease, and goes on as if nothing had been.
     WorkerStall = 12,
+    /// A worker stands still between its decision to try again, or to take over, and the record.
+    AgainDelayed = 2_500,
     /// A worker is killed at its function's time limit.
     WorkerTimeout = 10_000,
     /// The process that serves a client's request dies.

@@ -33,6 +33,7 @@ pub struct Notes {
     pub asked_until_ms: BTreeMap<(SessionKey, Seq), u64>,
     /// The provider asked not to be called before then, and the log says so.
     pub not_before_ms: BTreeMap<SessionKey, u64>,
+    pub worker_deaths: u64,
     /// Steps that ended in an error.
     pub step_errors: u64,
     pub leases_lost: u64,

@@ -234,6 +234,7 @@ fn allowed(profile: Profile, nets: Nets, fault: Fault) -> bool {
         | Fault::AckFails
         | Fault::HideFails
         | Fault::WorkerStall
+        | Fault::AgainDelayed
         | Fault::ApiCrash
         | Fault::ClientTimeout
         | Fault::SweeperDead
@@ -266,7 +267,7 @@ fn limits(profile: Profile, rng: &mut SplitMix64) -> Limits {
             pauses_max: 2,
             refused_answers_max: 2,
             model_failures_max: 2,
-            lost_attempts_max: 2,
+            lost_attempts_max: 1,
             ..short
         },
         Profile::Wild if pick_short => short,

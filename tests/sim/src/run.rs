@@ -92,16 +92,19 @@ async fn act(plan: Plan, bug: Option<Bug>, traced: bool) -> Outcome {
     outcome(&world)
 }
 
-/// Everybody has said what they had to say, every session rests, no message is under way, and lists
-/// show the sessions as they are.
+/// Everybody has said what they had to say, every session rests, no worker is at work, no message is
+/// under way, and lists show the sessions as they are.
 async fn is_quiet(world: &Arc<World>) -> bool {
-    let state = world.state();
     let people: usize = world.plan.scripts.iter().map(|script| script.senders.len()).sum();
-    let rest = state.notes.users_done == people
-        && state.truths.len() == world.plan.scripts.len()
-        && state.truths.values().all(|truth| truth.is_resting());
-    drop(state);
-    rest && world.queue.is_empty() && (!world.plan.nets.sweeper || heads_are_current(world).await)
+    let rest = world.with(|state| {
+        state.notes.users_done == people
+            && state.truths.len() == world.plan.scripts.len()
+            && state.truths.values().all(Truth::is_resting)
+    });
+    let at_work = world.actors().iter().any(|worker| worker.held().is_some());
+    rest && !at_work
+        && world.queue.is_empty()
+        && (!world.plan.nets.sweeper || heads_are_current(world).await)
 }
 
 /// Nothing is left for the sweeper: every head shows its session as it is, and none is due. A fenced

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tailstep_core::{
     event::{Event, TurnEnd},
-    ids::{Seq, SessionKey},
+    ids::{BlobRef, Seq, SessionKey},
     record::Record,
     session::{Open, Session},
 };
@@ -76,10 +76,13 @@ pub fn appended(world: &World, actor: ActorId, key: &SessionKey, entry: &Entry) 
             format!("{key}: record {} was written where {next} is the next", entry.seq)
         });
     }
-    let before = truth.session.clone();
+    let open = truth.session.open().cloned();
     let applied = truth.session.apply(&record);
-    let after = truth.session.clone();
-    truth.snapshots.push(Bytes::from(serde_json::to_vec(&after).unwrap_or_default()));
+    let after = After {
+        open: truth.session.open().map(|open| open.intent),
+        workspace: truth.session.workspace.clone(),
+    };
+    truth.snapshots.push(Bytes::from(serde_json::to_vec(&truth.session).unwrap_or_default()));
     truth.written.push(Written { record: record.clone(), body: entry.body.clone(), at_ms: now_ms });
     truth.grown.notify_waiters();
     for event in &record.events {
@@ -91,7 +94,13 @@ pub fn appended(world: &World, actor: ActorId, key: &SessionKey, entry: &Entry) 
     if let Err(refused) = applied {
         world.violate(Checker::Safety, || format!("{key}: the log does not fold: {refused}"));
     }
-    follow_attempts(world, actor, key, &record, before.open(), &after);
+    follow_attempts(world, actor, key, &record, open.as_ref(), after);
+}
+
+/// The session as a record left it.
+struct After {
+    open: Option<Seq>,
+    workspace: Option<BlobRef>,
 }
 
 /// Attempts begin and end with records.
@@ -101,7 +110,7 @@ fn follow_attempts(
     key: &SessionKey,
     record: &Record,
     open: Option<&Open>,
-    after: &Session,
+    after: After,
 ) {
     for event in &record.events {
         match event {
@@ -112,7 +121,7 @@ fn follow_attempts(
                 if matches!(event, Event::ModelStarted(_)) {
                     check_patience(world, key);
                 }
-                begin(world, actor, key, record.seq, after);
+                begin(world, actor, key, record.seq, after.workspace.clone());
             }
             Event::ModelAnswered(answered) => {
                 check_owner(world, actor, key, answered.intent);
@@ -137,8 +146,7 @@ fn follow_attempts(
         }
     }
     // Whoever had the session and is not the one who wrote has lost it.
-    let still = after.open().map(|open| open.intent);
-    if let Some(open) = open.filter(|open| still != Some(open.intent)) {
+    if let Some(open) = open.filter(|open| after.open != Some(open.intent)) {
         let now_ms = world.now_ms();
         let mut state = world.state();
         if let Some(life) = state.notes.lives.get_mut(&(key.clone(), open.intent))
@@ -149,7 +157,7 @@ fn follow_attempts(
     }
 }
 
-fn begin(world: &World, actor: ActorId, key: &SessionKey, intent: Seq, session: &Session) {
+fn begin(world: &World, actor: ActorId, key: &SessionKey, intent: Seq, workspace: Option<BlobRef>) {
     let troubles = world.state().notes.troubles(actor);
     let life = Life {
         troubles,
@@ -158,7 +166,7 @@ fn begin(world: &World, actor: ActorId, key: &SessionKey, intent: Seq, session: 
         gap_ms_max: 0,
         over: false,
         fenced_ms: None,
-        workspace: session.workspace.clone(),
+        workspace,
     };
     world.state().notes.lives.insert((key.clone(), intent), life);
 }

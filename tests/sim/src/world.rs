@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -60,7 +61,7 @@ impl World {
         let clock = Arc::new(TokioClock::starting_at(START_MS));
         let state = State {
             // Another stream than the plan's.
-            rng: SplitMix64::new(plan.seed ^ 0x5eed_0f_fa17),
+            rng: SplitMix64::new(plan.seed ^ 0x005e_ed0f_fa17),
             calm: plan.faults.is_empty(),
             outage_until_ms: 0,
             truths: BTreeMap::new(),
@@ -174,7 +175,7 @@ impl World {
         }
     }
 
-    pub fn trace(&self, who: &str, what: impl FnOnce() -> String) {
+    pub fn trace(&self, who: impl fmt::Display, what: impl FnOnce() -> String) {
         if self.traced {
             let line = format!("{:>9}  {who:<9} {}", self.now_ms(), what());
             self.state().trace.push(line);

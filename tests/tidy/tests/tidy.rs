@@ -117,7 +117,7 @@ fn a_planted_bug_in_a_product_is_seen() {
 #[test]
 fn bad_source_is_seen() {
     let long = File::new("a.rs", &"\n".repeat(601));
-    found(&too_long(&[long.clone()]), "a.rs has 601 lines");
+    found(&too_long(std::slice::from_ref(&long)), "a.rs has 601 lines");
     found(&beyond_the_aim(&[long]), "a.rs: 601 lines");
     let tested = format!("{}#[cfg(test)]\nmod tests {{{}", "\n".repeat(390), "\n".repeat(100));
     nothing(beyond_the_aim(&[File::new("b.rs", &tested)]));

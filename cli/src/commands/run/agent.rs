@@ -51,8 +51,8 @@ pub(super) async fn fields(
 fn read(file: &Path) -> anyhow::Result<Value> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let fields: Value = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not JSON", file.display()))?;
+    let fields: Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", file.display()))?;
     if !fields.is_object() {
         bail!("{} does not hold a JSON object with an agent's fields", file.display());
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 use tailstep_runtime::ids::nonce;
 
 use crate::{
@@ -89,6 +89,7 @@ impl Lent {
     /// When a folder cannot be read or written.
     pub(super) async fn bring_back(
         &self,
+        session: &str,
         form: Form,
         apply_now: bool,
         stop: &mut Stop,
@@ -101,6 +102,7 @@ impl Lent {
         }
         let changes = changes(&before, &after);
         if changes.is_empty() {
+            eprintln!("nothing is changed in the workspace");
             return Ok(BroughtBack::Settled);
         }
         if let Form::Text(paint) = form {
@@ -109,7 +111,16 @@ impl Lent {
         }
         let wanted = apply_now || self.is_wanted(form, changes.len(), stop).await?;
         let conflicts = if wanted { self.apply(&changes, &agents)? } else { Vec::new() };
-        self.say(form, &changes, wanted, &conflicts, [&base, &agents])?;
+        let applied = wanted && conflicts.is_empty();
+        match form {
+            Form::Json => {
+                let mut patch = Vec::new();
+                write_patch(&mut patch, &changes, &base, &agents, Paint::Plain)?;
+                let patch = String::from_utf8_lossy(&patch);
+                writeln!(stdout().lock(), "{}", self.line(&patch, applied, &conflicts))?;
+            }
+            Form::Text(_) => self.say(session, changes.len(), applied, &conflicts),
+        }
         Ok(if conflicts.is_empty() { BroughtBack::Settled } else { BroughtBack::Conflicts })
     }
 
@@ -152,45 +163,34 @@ impl Lent {
         Ok(conflicts)
     }
 
-    fn say(
-        &self,
-        form: Form,
-        changes: &[Change],
-        wanted: bool,
-        conflicts: &[Conflict],
-        [base, agents]: [&Root; 2],
-    ) -> anyhow::Result<()> {
-        let applied = wanted && conflicts.is_empty();
-        if form == Form::Json {
-            let mut patch = Vec::new();
-            write_patch(&mut patch, changes, base, agents, Paint::Plain)?;
-            let conflicts: Vec<_> = conflicts
-                .iter()
-                .map(|conflict| json!({ "path": conflict.path.to_string_lossy(), "why": conflict.why }))
-                .collect();
-            let line = json!({
-                "type": "x_workspace.changes",
-                "folder": self.folder.to_string_lossy(),
-                "patch": String::from_utf8_lossy(&patch),
-                "applied": applied,
-                "conflicts": conflicts,
-            });
-            writeln!(stdout().lock(), "{line}")?;
-            return Ok(());
-        }
-        let count = files(changes.len());
-        let folder = self.folder.display();
+    /// The last line of the JSON form: no event of the API, and named so that it never becomes one.
+    fn line(&self, patch: &str, applied: bool, conflicts: &[Conflict]) -> Value {
+        let conflicts: Vec<Value> = conflicts
+            .iter()
+            .map(|conflict| json!({ "path": conflict.path.to_string_lossy(), "why": conflict.why }))
+            .collect();
+        json!({
+            "type": "x_workspace.changes",
+            "folder": self.folder.to_string_lossy(),
+            "patch": patch,
+            "applied": applied,
+            "conflicts": conflicts,
+        })
+    }
+
+    fn say(&self, session: &str, count: usize, applied: bool, conflicts: &[Conflict]) {
+        let (count, folder) = (files(count), self.folder.display());
         for conflict in conflicts {
             eprintln!("conflict: {} {}", conflict.path.display(), conflict.why);
         }
+        let later = format!("tailstep run --resume {session} --apply");
         if applied {
             eprintln!("applied: {count} in {folder}");
         } else if conflicts.is_empty() {
-            eprintln!("not applied: {count}; --resume SESSION --apply applies them to {folder}");
+            eprintln!("not applied: {count}; `{later}` applies them to {folder}");
         } else {
-            eprintln!("nothing was applied to {folder}; settle the conflicts and use --resume SESSION --apply");
+            eprintln!("nothing was applied to {folder}; settle the conflicts, then `{later}`");
         }
-        Ok(())
     }
 }
 
@@ -201,8 +201,7 @@ impl Draft {
     /// When it cannot be written.
     pub(super) fn give_to(self, home: &Home, session: &str) -> anyhow::Result<Lent> {
         let kept = home.data_dir.join("runs").join(session);
-        fs::rename(&self.kept, &kept)
-            .with_context(|| format!("cannot make {}", kept.display()))?;
+        fs::rename(&self.kept, &kept).with_context(|| format!("cannot make {}", kept.display()))?;
         let agents = home.workspace(session);
         if agents.exists() {
             bail!("session {session} has a workspace already");

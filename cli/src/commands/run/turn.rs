@@ -35,7 +35,8 @@ impl Ended {
     }
 }
 
-/// Sends `task`, if there is one, and prints what happens until the session rests.
+/// Sends `task`, if there is one, and prints what happens until the session rests; `None` when there
+/// is no task and it rests already.
 ///
 /// # Errors
 /// When the session does not exist or takes no message, or nobody reads what is printed.
@@ -45,16 +46,16 @@ pub(super) async fn follow_turn(
     task: Option<&str>,
     form: Form,
     stop: &mut Stop,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<Option<Ended>> {
     // First the stream, then the message: nothing is missed.
     let events = api.follow(session).await?;
     let message = match task {
         Some(task) => Some(say(api, session, task).await?),
-        None if is_at_rest(api, session).await? => return Ok(Ended::Done),
+        None if is_at_rest(api, session).await? => return Ok(None),
         None => None,
     };
     let turn = Turn { message, interrupted: false };
-    follow(api, session, events, turn, form, stop).await
+    follow(api, session, events, turn, form, stop).await.map(Some)
 }
 
 /// Sends a user's message; answers its id.

@@ -98,7 +98,7 @@ fn media_type(fields: &mut Fields, allowed: &[&str]) -> Result<String, ApiError>
 fn is_base64(text: &str) -> bool {
     let data = text.trim_end_matches('=');
     !data.is_empty()
-        && text.len() % 4 == 0
+        && text.len().is_multiple_of(4)
         && text.len() - data.len() <= 2
         && data.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
 }

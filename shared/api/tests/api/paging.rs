@@ -171,6 +171,34 @@ async fn grows(order: &str, limit: usize, filter: &str) {
     }
 }
 
+/// A page ends among the waiting messages; before the next page they are taken up.
+#[tokio::test]
+async fn a_message_listed_as_waiting_is_not_listed_again() {
+    for order in ["asc", "desc"] {
+        for limit in 1..=3 {
+            let bench = Bench::new().await;
+            let session = bench.session().await;
+            let mut sent = Vec::new();
+            for n in 0..3 {
+                sent.push(bench.say(&session, &format!("message {n}")).await);
+            }
+            let path = format!("/v1/sessions/{session}/events?order={order}&limit={limit}");
+            let found = follow(&bench, &path, async |round| {
+                if round == 0 {
+                    bench.settle().await;
+                }
+            })
+            .await;
+            let mut messages = ids(&found);
+            messages.retain(|id| sent.iter().any(|sent| sent == id));
+            messages.sort_unstable();
+            assert_eq!(messages, sent, "{order}, {limit} a page");
+            let waiting = found.iter().filter(|event| event["processed_at"].is_null()).count();
+            assert_eq!(waiting, limit, "{order}, {limit} a page");
+        }
+    }
+}
+
 #[tokio::test]
 async fn desc_is_asc_backwards() {
     let bench = Bench::new().await;

@@ -11,27 +11,24 @@ pub(super) fn check(world: &World) {
     }
 }
 
-/// Where workers die and nothing else happens, each death costs at most one model call or tool run.
+/// Each effect that was begun comes to an outcome in the log, or its step did not end well. Where
+/// workers die and nothing else happens, each death costs at most one effect.
 fn effects(world: &World) -> Option<String> {
-    if world.plan.profile != Profile::CrashOnly {
-        return None;
-    }
     let state = world.state();
-    let needed: usize = state
-        .truths
-        .values()
-        .map(|truth| {
-            truth.count(|event| match event {
-                Event::ModelAnswered(_) | Event::ModelFailed(_) => true,
-                Event::ToolFinished(finished) => finished.intent.is_some(),
-                _ => false,
-            })
-        })
-        .sum();
-    let made = state.notes.model_calls.len() + state.notes.tool_runs.len();
-    let deaths = state.notes.died_ms.len();
-    (made > needed + deaths)
-        .then(|| format!("{made} effects for {needed} outcomes, with {deaths} deaths"))
+    let notes = &state.notes;
+    let recorded: usize = state.truths.values().map(|truth| truth.count(is_outcome)).sum();
+    let made = notes.model_calls.len() + notes.tool_runs.len();
+    let fenced = ["step model fenced", "step tool fenced"].map(|step| notes.reached.get(step));
+    let lost = match world.plan.profile {
+        Profile::CrashOnly => notes.worker_deaths,
+        Profile::Faithful | Profile::Wild => {
+            let fenced: u64 = fenced.into_iter().flatten().sum();
+            notes.worker_deaths + notes.step_errors + notes.leases_lost + fenced
+        }
+    };
+    (made as u64 > recorded as u64 + lost).then(|| {
+        format!("{made} effects for {recorded} outcomes, with {lost} steps that did not end well")
+    })
 }
 
 /// A message is sent for each one taken; more come only from outside and from failures.
@@ -45,7 +42,8 @@ fn messages(world: &World) -> Option<String> {
         + notes.leases_lost
         + count(Fault::AckFails)
         + count(Fault::WorkerCrash)
-        + 2;
+        // Each worker may have sent the next message and not yet acknowledged its own.
+        + world.plan.workers as u64;
     let records: u64 = state.truths.values().map(|truth| truth.session.seq).sum();
     let leases = world.now_ms() / world.plan.limits.lease_ms + 2;
     if notes.messages_live_max > chains {
@@ -55,4 +53,9 @@ fn messages(world: &World) -> Option<String> {
     let most = records + chains * leases;
     (notes.deliveries > most)
         .then(|| format!("{} messages taken, {most} can be accounted for", notes.deliveries))
+}
+
+fn is_outcome(event: &Event) -> bool {
+    matches!(event, Event::ModelAnswered(_) | Event::ModelFailed(_))
+        || matches!(event, Event::ToolFinished(finished) if finished.intent.is_some())
 }

@@ -1,6 +1,7 @@
 //! Everything comes to rest, and a dead worker's session goes on soon.
 
 use tailstep_core::event::Event;
+use tailstep_runtime::ports::Log;
 
 use super::Checker;
 use crate::{
@@ -14,21 +15,16 @@ const HOP_MS: u64 = 3_000;
 
 /// What is not at rest, for the report.
 pub async fn unrest(world: &World) -> String {
-    let state = world.state();
     let mut what = Vec::new();
-    for (key, truth) in &state.truths {
-        if !truth.is_resting() {
-            what.push(format!(
-                "{key} is stuck at #{}: {:?}",
-                truth.session.seq, truth.session.phase
-            ));
+    world.with(|state| {
+        for (key, truth) in state.truths.iter().filter(|(_, truth)| !truth.is_resting()) {
+            let session = &truth.session;
+            what.push(format!("{key} is stuck at #{}: {:?}", session.seq, session.phase));
         }
-    }
+        what.push(format!("{} people are done", state.notes.users_done));
+    });
     what.push(format!("{} messages are under way", world.queue.len()));
-    what.push(format!("{} people are done", state.notes.users_done));
-    drop(state);
     for script in &world.plan.scripts {
-        use tailstep_runtime::ports::Log;
         if let Ok(Some(head)) = world.log.head(&script.key).await {
             what.push(format!(
                 "the head of {} is at #{}, {:?}, due {:?}",
@@ -89,18 +85,16 @@ fn around(truth: &Truth, at_ms: u64) -> Option<(&Written, &Written)> {
 /// Nothing stood still there: the session had come to rest, or the next record is what another worker
 /// was busy with.
 fn waits_or_works(before: &Written, next: &Written) -> bool {
-    let rests = before.record.events.iter().any(|event| match event {
-        Event::TurnEnded(_) | Event::Created(_) | Event::Ended(_) => true,
-        Event::ModelFailed(failed) => failed.retry_at_ms.is_some(),
-        _ => false,
+    let seq = before.record.seq;
+    let rests = before.record.events.iter().any(|event| {
+        matches!(event, Event::TurnEnded(_) | Event::Created(_) | Event::Ended(_))
+            || matches!(event, Event::ModelFailed(failed) if failed.retry_at_ms.is_some())
     });
-    let outcome = next.record.events.iter().any(|event| match event {
-        Event::ModelAnswered(answered) => answered.intent <= before.record.seq,
-        Event::ModelFailed(failed) => failed.intent <= before.record.seq,
-        Event::ToolFinished(finished) => {
-            finished.intent.is_some_and(|intent| intent <= before.record.seq)
-        }
-        _ => false,
+    let outcome = next.record.events.iter().any(|event| {
+        matches!(event, Event::ModelAnswered(answered) if answered.intent <= seq)
+            || matches!(event, Event::ModelFailed(failed) if failed.intent <= seq)
+            || matches!(event, Event::ToolFinished(finished)
+                if finished.intent.is_some_and(|intent| intent <= seq))
     });
     rests || outcome
 }

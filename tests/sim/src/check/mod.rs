@@ -5,7 +5,10 @@ mod economy;
 mod liveness;
 mod safety;
 
-use tailstep_core::event::{Event, Input, Received};
+use tailstep_core::{
+    content::text_of,
+    event::{Event, Input, Received},
+};
 
 use crate::{truth::Truth, world::World};
 
@@ -40,11 +43,11 @@ pub async fn all(world: &World) {
 
 /// Texts of the messages in a log, in order.
 fn messages(truth: &Truth) -> Vec<String> {
-    let text = |event: &Event| match event {
-        Event::Received(Received { input: Input::Message { content }, .. }) => {
-            Some(tailstep_core::content::text_of(content).trim().to_owned())
-        }
-        _ => None,
+    let text = |event: &Event| {
+        let Event::Received(Received { input: Input::Message { content }, .. }) = event else {
+            return None;
+        };
+        Some(text_of(content).trim().to_owned())
     };
     truth.records().flat_map(|record| &record.events).filter_map(text).collect()
 }

@@ -127,10 +127,9 @@ fn charges(truth: &Truth) -> Option<String> {
         return None;
     }
     let started = truth.count(|event| matches!(event, Event::ModelStarted(_)));
-    let accounted = truth.count(|event| match event {
-        Event::ModelAnswered(_) | Event::ModelFailed(_) => true,
-        Event::Fenced(fenced) => fenced.usage != Default::default(),
-        _ => false,
+    let accounted = truth.count(|event| {
+        matches!(event, Event::ModelAnswered(_) | Event::ModelFailed(_))
+            || matches!(event, Event::Fenced(fenced) if fenced.usage != Default::default())
     });
     let possible = usize::try_from(truth.session.possible_charges).unwrap_or(usize::MAX);
     (started != accounted + possible).then(|| {

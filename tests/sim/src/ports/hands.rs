@@ -74,10 +74,7 @@ impl SimHands {
     /// the run before it left.
     fn begin(&self, world: &World, order: &ToolOrder) -> usize {
         let mut state = world.state();
-        let started = |event: &Event| match event {
-            Event::ToolStarted(started) => started.call == order.call,
-            _ => false,
-        };
+        let started = |event: &Event| matches!(event, Event::ToolStarted(started) if started.call == order.call);
         let intents = state.truths.get(&order.key).map_or(0, |truth| truth.count(started));
         let runs = &mut state.notes.tool_runs;
         let number = runs.len();
@@ -91,7 +88,7 @@ impl SimHands {
         let life = state.notes.lives.get(&(order.key.clone(), self.actor.intent()));
         let workspace = life.map(|life| life.workspace.clone());
         drop(state);
-        world.trace(&self.actor.name(), || format!("runs {:?} of {}", order.call, order.key));
+        world.trace(self.actor.name(), || format!("runs {:?} of {}", order.call, order.key));
         if made > intents {
             world.violate(Checker::Safety, || {
                 format!("{}: run {made} of {:?} has no intent in the log", order.key, order.call)
@@ -176,8 +173,8 @@ impl Drop for Busy {
         let troubled = state.notes.troubles(self.actor.id) != self.troubles;
         let dead = state.notes.is_dead(self.actor.id);
         drop(state);
-        // Two looks, each a third of a lease and a few calls apart.
-        let patience_ms = world.plan.limits.lease_ms * 2 / 3 + 2_000;
+        // It looks whenever the log grows, or with each beat where nobody tells it; a few calls more.
+        let patience_ms = world.plan.limits.lease_ms / 3 + 2_000;
         if let Some(fenced_ms) = fenced_ms.map(|fenced_ms| fenced_ms.max(self.since_ms))
             && now_ms > fenced_ms + patience_ms
             && !troubled

@@ -75,6 +75,12 @@ impl Log for SimLog {
     ) -> Result<Appended, LogError> {
         let mut late = self.late_append(key, entry, head, projection);
         self.actor.has_acted();
+        if self.world().plan.on(Fault::AgainDelayed)
+            && is_again(&entry.body)
+            && self.world().hit(Fault::AgainDelayed)
+        {
+            self.actor.freeze().await;
+        }
         self.actor.pause("append").await;
         self.up(Fault::AppendFailsBefore)?;
         late.done();
@@ -211,8 +217,9 @@ impl SimLog {
         head: &Head,
         projection: Projection,
     ) -> Result<Appended, LogError> {
-        let (world, id) = (self.actor_world(), self.actor.id);
-        if is_intent(&entry.body) {
+        let world = self.actor_world();
+        // Nothing else is written so.
+        if projection == Projection::Lag {
             self.actor.intent.store(entry.seq, Ordering::Relaxed);
             if world.has(Bug::EffectBeforeIntent) && is_tool_intent(&entry.body) {
                 // Taken at its word; the record is written when the tool has run.
@@ -232,7 +239,7 @@ impl SimLog {
             projecting(world, key, head);
             world.log.project(key, head).await?;
         }
-        world.trace(&format!("a{id}"), || format!("wrote {key} #{}", entry.seq));
+        world.trace(self.actor.name(), || format!("wrote {key} #{}", entry.seq));
         Ok(done)
     }
 
@@ -316,8 +323,12 @@ fn events(body: &Bytes) -> Vec<Event> {
     Record::decode(body).map(|record| record.events).unwrap_or_default()
 }
 
-fn is_intent(body: &Bytes) -> bool {
-    events(body).iter().any(|event| matches!(event, Event::ModelStarted(_) | Event::ToolStarted(_)))
+/// An intent that is not the first of its effect.
+fn is_again(body: &Bytes) -> bool {
+    events(body).iter().any(|event| {
+        matches!(event, Event::ModelStarted(started) if started.attempt > 1)
+            || matches!(event, Event::ToolStarted(started) if started.attempt > 1)
+    })
 }
 
 fn is_tool_intent(body: &Bytes) -> bool {

@@ -38,6 +38,8 @@ impl Model for SimModel {
         self.actor.pause("model call").await;
         let thinks_ms = match world.hit(Fault::ModelSlow) {
             true => world.between(world.plan.limits.lease_ms, world.plan.slow_ms.max(1) * 2),
+            // Some answers take a second or two: long enough for others to come by.
+            false if world.between(0, 2) == 0 => world.between(0, 2_000),
             false => world.between(0, 60),
         };
         pass_ms(thinks_ms).await;
@@ -67,7 +69,7 @@ impl SimModel {
         calls.push(ModelCall { key: key.clone(), intent, actor: self.actor.id });
         let made = calls.iter().filter(|call| call.key == *key).count();
         drop(state);
-        world.trace(&self.actor.name(), || format!("calls the model for {key} (call {serial})"));
+        world.trace(self.actor.name(), || format!("calls the model for {key} (call {serial})"));
         if made > intents {
             world.violate(Checker::Safety, || {
                 format!("{key}: model call {made} is made, {intents} intents are in the log")

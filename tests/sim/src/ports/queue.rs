@@ -73,7 +73,7 @@ impl Queue for SimQueue {
                 self.actor.hold(None);
                 return Ok(Vec::new());
             }
-            world.trace(&self.actor.name(), || {
+            world.trace(self.actor.name(), || {
                 format!("receives {:?} after {} ms", delivery.wake.observed, delivery.waited_ms)
             });
             self.actor.pause("received").await;
@@ -130,7 +130,7 @@ impl SimQueue {
         }
         let lost = world.hit(Fault::MessageLost);
         if lost {
-            world.trace(&self.actor.name(), || format!("its message for {} is lost", wake.key));
+            world.trace(self.actor.name(), || format!("its message for {} is lost", wake.key));
             return Ok(());
         }
         if world.has(Bug::TakerDoesNotWait) && wake.observed.is_some() {
@@ -142,7 +142,7 @@ impl SimQueue {
         if world.hit(Fault::MessageLate) {
             delay_ms += world.between(1_000, 120_000);
         }
-        world.trace(&self.actor.name(), || {
+        world.trace(self.actor.name(), || {
             format!("sends {:?} to {} in {delay_ms} ms", wake.observed, wake.key)
         });
         world.queue.send(wake, delay_ms).await?;
