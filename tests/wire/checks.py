@@ -76,6 +76,7 @@ class Bed:
 
 def run(bed, results):
     results.run("a bad key is refused", bad_key, bed)
+    results.run("roles are enforced", roles, bed)
     results.run("a session of 40 steps", forty_steps, bed)
     results.run("a killed step worker", killed_worker, bed)
     results.run("stage 1 with the official client", run_client, bed, ROOT / "tests/e2e/sdk/stage1.py")
@@ -97,6 +98,35 @@ def bad_key(bed):
         assert json.loads(error.read())["type"] == "error"
     else:
         raise AssertionError("a wrong key was accepted")
+
+
+def roles(bed):
+    """That the rest runs at all shows that the roles suffice; this, that they are looked at."""
+    table = bed.stack.outputs["LogTableName"]
+    key = {"pk": {"S": "default#nobody"}, "sk": {"S": "HEAD"}}
+
+    def get(client):
+        client.get_item(TableName=table, Key=key)
+
+    def delete(client):
+        client.delete_item(TableName=table, Key=key)
+
+    def write(client):
+        client.put_item(TableName=table, Item=key)
+
+    for function, call, allowed in [
+        ("StepFunctionName", get, True),
+        ("StepFunctionName", delete, False),
+        ("SweepFunctionName", get, True),
+        ("SandboxFunctionName", get, False),
+        ("SandboxFunctionName", write, False),
+    ]:
+        try:
+            call(bed.stack.aws_as("dynamodb", function))
+        except Exception as error:  # noqa: BLE001 - boto3 makes its classes at run time
+            assert "AccessDenied" in str(error) and not allowed, f"{function} {call.__name__}: {error}"
+        else:
+            assert allowed, f"{function} may {call.__name__}"
 
 
 def forty_steps(bed):

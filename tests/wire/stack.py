@@ -93,16 +93,25 @@ class Stack:
             raise RuntimeError(f"the stack is {described['StackStatus']}")
         self.outputs = {o["OutputKey"]: o["OutputValue"] for o in described["Outputs"]}
 
-    def aws(self, service):
+    def aws(self, service, key="test", secret="test", token=None):
+        """A client of the emulator; without credentials of its own it may do everything."""
         import boto3
 
         return boto3.client(
             service,
             endpoint_url=self.emulator.url,
             region_name=REGION,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
+            aws_session_token=token,
         )
+
+    def aws_as(self, service, output):
+        """A client with a function's role."""
+        function = self.aws("lambda").get_function_configuration(FunctionName=self.outputs[output])
+        assumed = self.aws("sts").assume_role(RoleArn=function["Role"], RoleSessionName="wire")
+        found = assumed["Credentials"]
+        return self.aws(service, found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
 
     def function_environment(self, output):
         """The variables of a deployed function, as its processes see them."""

@@ -186,8 +186,7 @@ pub fn conclude(
 ) -> Result<(Record, Session), Refused> {
     let mut record = Record::new(session.seq.saturating_add(1), now_ms.max(session.at_ms), outcome);
     loop {
-        let mut next = session.clone();
-        next.apply(&record)?;
+        let next = session.after(&record)?;
         match decide(&next, now_ms, limits) {
             Action::Record(more) => record.events.extend(more),
             Action::Rest | Action::Wait { .. } | Action::Watch(_) | Action::Start { .. } => {

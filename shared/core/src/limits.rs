@@ -22,6 +22,8 @@ pub struct Limits {
     pub retry_after_max_ms: u64,
     /// Output cap of one model call, in tokens.
     pub output_tokens_max: u32,
+    /// Blocks of one answer. Public event ids keep numbers above this for events of their own.
+    pub answer_blocks_max: usize,
     /// Ceiling of one tool call.
     pub tool_ms_max: u64,
     /// Ceiling of one model call.
@@ -48,6 +50,7 @@ impl Default for Limits {
             retry_max_ms: 300_000,
             retry_after_max_ms: 24 * 3_600_000,
             output_tokens_max: 16_000,
+            answer_blocks_max: 1_000,
             tool_ms_max: 150_000,
             model_ms_max: 600_000,
             lease_ms: 15_000,

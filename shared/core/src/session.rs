@@ -184,10 +184,18 @@ impl Session {
     /// # Errors
     /// The event that does not fit, and why.
     pub fn apply(&mut self, record: &Record) -> Result<(), Refused> {
+        *self = self.after(record)?;
+        Ok(())
+    }
+
+    /// The session after one more record.
+    ///
+    /// # Errors
+    /// The event that does not fit, and why.
+    pub fn after(&self, record: &Record) -> Result<Self, Refused> {
         let mut next = self.clone();
         apply::record(&mut next, record)?;
-        *self = next;
-        Ok(())
+        Ok(next)
     }
 
     /// The present turn, if one is on.

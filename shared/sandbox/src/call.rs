@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Call {
     /// Names the call while the sandbox lives: a call seen before is answered, not run again.
     pub call_id: String,
-    /// One of the names in [`crate::toolset::DEFINITIONS`]; any other is an error reply.
+    /// One of the names in [`tailstep_core::toolset`]; any other is an error reply.
     pub tool: String,
     /// JSON text of the input, as the model wrote it. Anything but a fitting object is an error
     /// reply that names the field.

@@ -7,7 +7,8 @@ use tailstep_core::{
     content::Content,
     event::{Event, ModelAnswered, ModelFailed, Origin, ToolFinished, ToolResult},
     ids::{Position, Seq},
-    model::{Block, FailureKind, ModelFailure, Usage},
+    limits::Limits,
+    model::{Block, FailureKind, ModelAnswer, ModelFailure, Usage},
     raw::RawJson,
     session::Effect,
 };
@@ -57,7 +58,7 @@ async fn call_model(
     runtime.prefixes.keep(&loaded.key, intent, context);
     let limit_ms = runtime.limits.model_ms_max;
     let answer = match within(limit_ms, deadline, runtime.model.call(&request)).await {
-        Some(answer) => answer,
+        Some(answer) => answer.and_then(|answer| bounded(answer, &runtime.limits)),
         None => Err(ModelFailure {
             kind: FailureKind::Interrupted,
             message: "the model did not answer in time".to_owned(),
@@ -68,6 +69,23 @@ async fn call_model(
     Ok(match answer {
         Ok(answer) => Event::ModelAnswered(ModelAnswered { intent, answer }),
         Err(failure) => failed(runtime, loaded, intent, failure),
+    })
+}
+
+/// An answer that a log can hold.
+fn bounded(answer: ModelAnswer, limits: &Limits) -> Result<ModelAnswer, ModelFailure> {
+    let blocks = answer.blocks.len();
+    if blocks <= limits.answer_blocks_max {
+        return Ok(answer);
+    }
+    Err(ModelFailure {
+        kind: FailureKind::Rejected,
+        message: format!(
+            "the answer has {blocks} blocks, more than the {} of an answer",
+            limits.answer_blocks_max
+        ),
+        retry_after_ms: None,
+        usage: answer.usage,
     })
 }
 

@@ -4,7 +4,6 @@
 //! credentials.
 
 mod beneath;
-mod definitions;
 mod files;
 mod input;
 mod lines;
@@ -30,10 +29,7 @@ pub(crate) use self::{
     reach::Reach,
     walk::{Step, Walked, walk},
 };
-pub use self::{
-    definitions::{DEFINITIONS, Definition, names},
-    stop::Stop,
-};
+pub use self::stop::Stop;
 use self::{
     input::Fields,
     receipts::Receipts,
@@ -155,7 +151,8 @@ impl Toolset {
             "grep" => search::grep(&run, Fields::parse("grep", &call.input)?),
             other => {
                 let other: String = other.chars().take(100).collect();
-                Err(format!("there is no tool `{other}`; the tools are {}", names()))
+                let known: Vec<&str> = tailstep_core::toolset::names().collect();
+                Err(format!("there is no tool `{other}`; the tools are {}", known.join(", ")))
             }
         }
     }

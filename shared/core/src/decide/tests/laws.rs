@@ -126,7 +126,7 @@ proptest! {
             context.push(record);
             let request = context.request(&Limits::default()).unwrap();
             let parts: Vec<Part> =
-                request.messages.into_iter().flat_map(|message| message.parts).collect();
+                request.messages.iter().flat_map(|message| message.parts.clone()).collect();
             prop_assert!(parts.starts_with(&shown));
             shown = parts;
         }
