@@ -10,11 +10,11 @@ mod meter;
 
 use std::path::Path;
 
-use anyhow::Result;
 use crate::{
     fixture::{Bench, say},
     meter::Meter,
 };
+use anyhow::Result;
 
 /// Steps of one session in the first table: model and tool in turn.
 const STEPS: u32 = 20;
@@ -25,36 +25,42 @@ const LONG_STEPS: u32 = 2_000;
 fn main() -> Result<()> {
     let root = std::env::args().nth(1).unwrap_or_else(|| "target/bench".to_owned());
     let root = Path::new(&root);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     println!("steps: model and tool in turn, durable; model scripted, tool returns 200 bytes\n");
     println!(
         "{:>8} {:>7} {:>9} {:>12} {:>9} {:>13}",
-        "sessions", "steps", "steps/s", "cpu ms/step", "peak MB", "stored B/step"
+        "at once", "steps", "steps/s", "cpu ms/step", "peak MB", "log B/step"
     );
-    for sessions in [1, 50, 500] {
-        runtime.block_on(many(&root.join(format!("many-{sessions}")), sessions))?;
+    // One at a time is over too soon to measure, so several follow each other.
+    for (sessions, rounds) in [(1, 50), (50, 4), (500, 1)] {
+        runtime.block_on(many(&root.join(format!("many-{sessions}")), sessions, rounds))?;
     }
     println!("\none session of {LONG_STEPS} steps");
     runtime.block_on(long(&root.join("long")))
 }
 
-async fn many(data: &Path, sessions: usize) -> Result<()> {
+async fn many(data: &Path, sessions: usize, rounds: usize) -> Result<()> {
     let bench = Bench::open(data).await?;
     let mut keys = Vec::new();
-    for _ in 0..sessions {
+    for _ in 0..sessions * rounds {
         keys.push(bench.create().await?);
     }
-    let stored_before = bench.stored_bytes()?;
     let meter = Meter::start();
-    for key in &keys {
-        say(&bench.runtime, key, &task(STEPS)).await?;
-    }
-    for key in &keys {
-        bench.idle(key).await?;
+    for round in keys.chunks(sessions) {
+        for key in round {
+            say(&bench.runtime, key, &task(STEPS)).await?;
+        }
+        for key in round {
+            bench.idle(key).await?;
+        }
     }
     let spent = meter.stop();
     let steps = bench.steps();
-    let stored = bench.stored_bytes()?.saturating_sub(stored_before);
+    let mut stored = 0;
+    for key in &keys {
+        stored += bench.log_bytes(key).await?;
+    }
     println!(
         "{sessions:>8} {steps:>7} {:>9.0} {:>12.3} {:>9.1} {:>13}",
         f64::from(steps) / spent.wall_s,
@@ -80,6 +86,7 @@ async fn long(data: &Path) -> Result<()> {
     println!("  steps    1 to  100: {:.3} cpu ms/step", first / 100.0);
     println!("  steps 1901 to 2000: {:.3} cpu ms/step", last / 100.0);
     println!("  last / first: {:.2}", last / first);
+    println!("  log: {} B/step", bench.log_bytes(&key).await? / u64::from(bench.steps()));
     bench.close().await
 }
 

@@ -75,14 +75,8 @@ fn statuses() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The session in one line, with the conversation's size: a log that folds but shows the model
-/// something else is broken, too.
 fn verdict(log: &[Vec<u8>]) -> String {
-    let records = decode(log).unwrap();
-    let session = Session::fold(&records).unwrap();
-    let messages = messages(&records);
-    let parts: usize = messages.iter().map(|message| message.parts.len()).sum();
-    format!("{}; {} messages of {parts} blocks", status(&session), messages.len())
+    status(&Session::fold(&decode(log).unwrap()).unwrap())
 }
 
 fn old_log(name: &str) -> Vec<Vec<u8>> {
@@ -103,8 +97,7 @@ fn logs_of_format_1_are_read_for_ever() {
         for body in &log {
             assert_eq!(Record::decode(body).unwrap().format, 1, "{name}");
         }
-        // It reads like the transcript of its day.
-        assert!(transcript(name, &log).unwrap().starts_with(&format!("# {name}\n")));
+        assert!(!messages(&decode(&log).unwrap()).is_empty(), "{name} shows the model nothing");
     }
     for file in fs::read_dir(folder("logs/v1")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();

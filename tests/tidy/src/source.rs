@@ -95,7 +95,15 @@ pub fn machine_paths(files: &[File]) -> Vec<String> {
     let forbidden: Vec<String> =
         paths.iter().zip(rests).map(|(path, rest)| format!("{path}{rest}")).collect();
     lines(files, |line| {
-        forbidden.iter().find(|path| line.contains(*path)).map(|path| format!("holds {path}"))
+        forbidden.iter().find(|path| names(line, path)).map(|path| format!("holds {path}"))
+    })
+}
+
+/// Whether `path` begins in `line`, and is not the middle of a longer one such as a route.
+fn names(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || "_-.}{/".contains(c))
     })
 }
 

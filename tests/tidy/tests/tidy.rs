@@ -139,6 +139,8 @@ fn bad_source_is_seen() {
     let path = ["/wo", "rk/main"].concat();
     found(&machine_paths(&[File::new("c.md", &format!("see\n{path}"))]), "c.md:2");
 
+    nothing(machine_paths(&[File::new("c.md", "GET /v1/environments/{id}/work/poll")]));
+
     let code = ["let x = uns", "afe { y };"].concat();
     found(&unsafe_code(&[File::new("cli/src/d.rs", &code)]), "cli/src/d.rs:1");
     nothing(unsafe_code(&[File::new("shared/sandbox/src/d.rs", &code)]));
