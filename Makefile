@@ -4,8 +4,10 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
 
-# The tests that need neither the AWS half nor anything from `make setup`.
+# Tests that look at the whole.
 TESTED := -p tests-sim -p tests-golden -p tests-wire -p tests-e2e -p tests-tidy
+# The AWS half, over an in-process DynamoDB engine; its SDK takes minutes to compile.
+AWS := -p tailstep-aws -p tailstep-fn-sandbox
 # The official Python client, in the three lines that are promised to work.
 SDKS := 2.14.0 1.17.0 0.121.0
 TAILSTEP := target/debug/tailstep
@@ -43,6 +45,7 @@ dev: programs ## Serve the API on this machine; ARGS adds arguments
 test: ## Run every test that needs no network, account or container
 	cargo test
 	cargo test $(TESTED)
+	cargo test $(AWS)
 
 .PHONY: lint
 lint: ## Check format, lints, and (if cargo-deny is there) dependencies

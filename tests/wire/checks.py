@@ -3,6 +3,7 @@ into the table, the queues and the functions' logs."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from stack import API_KEY
+from stack import API_KEY, FUNCTIONS
 from venvs import ROOT
 
 # A worker's death costs at most this much (design guarantee 6).
@@ -85,7 +86,7 @@ def run(bed, results):
         results.run("conformance script, stage 1", run_client, bed, conformance, "--stage", "1")
     else:
         results.skip("conformance script, stage 1", "TAILSTEP_CONFORMANCE names none")
-    results.run("ports of the AWS adapter", adapter_ports, bed)
+    results.run("conformance of the ports, and the AWS half's tests", adapter_ports, bed)
     results.run("no dead letters", no_dead_letters, bed)
 
 
@@ -221,24 +222,24 @@ def run_client(bed, script, *arguments):
 
 
 def adapter_ports(bed):
-    """The adapter's own tests over these services, whose addresses they get in variables."""
-    outputs = bed.stack.outputs
+    """The adapter's and the functions' own tests, and with them the conformance suite of every port over
+    these services, whose names they get in variables."""
     step = bed.stack.function_environment("StepFunctionName")
     environment = os.environ | bed.stack.emulator.environment() | {
         "PATH": os.environ["PATH"],
         "HOME": os.environ["HOME"],
-        "TAILSTEP_WIRE": "1",
-        "TAILSTEP_DEAD_LETTERS_URL": outputs["WakeDeadLettersUrl"],
     } | {name: value for name, value in step.items() if name.startswith("TAILSTEP_")}
+    packages = [argument for name in FUNCTIONS for argument in ("-p", f"tailstep-fn-{name}")]
     done = subprocess.run(
-        ["cargo", "test", "-p", "tailstep-aws", "--test", "wire", "--", "--ignored", "--nocapture"],
+        ["cargo", "test", "-p", "tailstep-aws", *packages, "--", "--include-ignored"],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )
     (ROOT / "target/wire/ports.log").write_text(done.stdout)
-    closing = [line for line in done.stdout.splitlines() if line.startswith("test result:")]
-    if done.returncode != 0 or not closing:
+    counts = [re.findall(r"\d+", line) for line in done.stdout.splitlines() if line.startswith("test result: ok")]
+    passed = sum(int(count[0]) for count in counts)
+    if done.returncode != 0 or not passed:
         raise AssertionError("see target/wire/ports.log\n" + "\n".join(done.stdout.splitlines()[-30:]))
-    return closing[-1]
+    return f"{passed} tests passed"
 
 
 def no_dead_letters(bed):

@@ -142,14 +142,10 @@ impl ClassifyRetry for TransactionConflicts {
         let Some(Err(error)) = context.output_or_error() else {
             return RetryAction::NoActionIndicated;
         };
-        let Some(cancelled) = error
+        let failed = error
             .as_operation_error()
-            .and_then(|error| error.downcast_ref::<TransactWriteItemsError>())
-            .and_then(|error| match error {
-                TransactWriteItemsError::TransactionCanceledException(cancelled) => Some(cancelled),
-                _ => None,
-            })
-        else {
+            .and_then(|error| error.downcast_ref::<TransactWriteItemsError>());
+        let Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) = failed else {
             return RetryAction::NoActionIndicated;
         };
         let codes = || cancelled.cancellation_reasons().iter().filter_map(|reason| reason.code());

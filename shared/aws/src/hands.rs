@@ -191,11 +191,9 @@ fn read(output: &InvokeOutput) -> Result<Answer, HandsError> {
 /// a lost connection or our own deadline, the call may have run.
 fn unanswered<R: std::fmt::Debug>(error: &SdkError<InvokeError, R>) -> HandsError {
     let (Trouble::Unavailable(what) | Trouble::Refused(what)) = sort("invoke sandbox", error);
-    let refused = match error {
-        SdkError::ServiceError(service) => {
-            !matches!(service.err(), InvokeError::ServiceException(_))
-        }
-        other => matches!(other, SdkError::ConstructionFailure(_)),
+    let refused = match error.as_service_error() {
+        Some(service) => !matches!(service, InvokeError::ServiceException(_)),
+        None => matches!(error, SdkError::ConstructionFailure(_)),
     };
     if refused { HandsError::Unavailable { what } } else { HandsError::Lost { what } }
 }

@@ -1,5 +1,6 @@
 //! The conformance suite on the DynamoDB adapters, over an engine in the process. `wire.rs` runs the
 //! suite on all ports of the adapter over real protocols.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 mod support;
 

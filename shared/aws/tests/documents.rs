@@ -1,4 +1,5 @@
 //! The documents against an engine in the process.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! The DynamoDB log against an engine in the process, with the faults that a service has.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 mod support;
 

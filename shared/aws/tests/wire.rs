@@ -3,6 +3,7 @@
 //!
 //! Ignored unless asked for: `tests/wire/rig.py` deploys to an emulator and asks. The queues here are
 //! new ones, since the stack's own is read by its step function.
+#![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -114,7 +114,10 @@ fn one(event: &Event) -> String {
             TurnEnd::Interrupted { input } => {
                 format!("turn_ended     interrupted by {}", place(input))
             }
-            reason => format!("turn_ended     {reason:?}"),
+            reason @ (TurnEnd::Completed
+            | TurnEnd::Refused { .. }
+            | TurnEnd::Failed { .. }
+            | TurnEnd::Limit { .. }) => format!("turn_ended     {reason:?}"),
         },
         Event::Fenced(fenced) => {
             format!("fenced         outcome of {}, {}", fenced.intent, &fenced.outcome_sha256[..8])

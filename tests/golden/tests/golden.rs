@@ -1,5 +1,8 @@
 //! Transcripts as they are, and logs as they were.
 
+// A test fails by panicking, its helpers included.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -433,3 +433,23 @@ fn the_model_is_shown_a_valid_conversation() {
 }
 
 mod laws;
+
+#[test]
+fn a_request_is_accepted_once_and_in_one_record() {
+    let said = |request: &str| {
+        let input = Input::Message { content: vec![Content::text("hello")] };
+        Event::Received(Received { input, request: Some(request.to_owned()) })
+    };
+    let mut session = Script::play("").session;
+    let mut push = |events: Vec<Event>| {
+        let seq = session.seq + 1;
+        session.apply(&Record::new(seq, seq, events)).map(|()| session.queued.len())
+    };
+    assert_eq!(push(vec![said("a"), said("a")]), Ok(2), "two inputs of one request");
+    assert_eq!(push(vec![said("b")]), Ok(3));
+    for again in ["a", "b"] {
+        let refused = push(vec![said(again)]).unwrap_err();
+        assert_eq!((refused.event, refused.why), ("received", "the request was accepted before"));
+    }
+    assert_eq!(push(vec![said("c")]), Ok(4));
+}
