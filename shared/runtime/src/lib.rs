@@ -3,14 +3,14 @@
 //! **Architecture invariant:** the runtime knows no service, no vendor, no HTTP and no files. The
 //! same [`step::step`] runs in a Lambda function, in the local process and in the simulator.
 
-pub mod memory;
-pub mod ports;
 pub mod error;
 pub mod ids;
 pub mod ingress;
 pub mod load;
+pub mod memory;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
+pub mod ports;
 pub mod prefix;
 pub mod record;
 pub mod step;

@@ -24,12 +24,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use self::stop::Stop;
 pub(crate) use self::{
     beneath::{Inner, PathError, Root},
     reach::Reach,
     walk::{Step, Walked, walk},
 };
-pub use self::stop::Stop;
 use self::{
     input::Fields,
     receipts::Receipts,
