@@ -81,15 +81,19 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: &Args) -> anyhow::Result<Ended> {
-    let mut stop = Stop::new()?;
     let form = Form::new(args.json);
     let home = Home::open(&args.data.data, Tools::Sandboxed, &[]).await?;
     let api = home.api();
     let session = match &args.resume {
+        Some(session) if !session.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
+            bail!("there is no session {session}; `tailstep sessions` lists them")
+        }
         Some(session) => Session { id: session.clone(), lent: Lent::find(&home, session)? },
         None => begin(args, &home, &api).await?,
     };
     eprintln!("session {}", session.id);
+    // Until here nothing needs an orderly end, and a signal may simply end the process.
+    let mut stop = Stop::new()?;
     let engine = Engine::start(&home.runtime, WORKERS);
     let ended = match follow_turn(&api, &session.id, args.task.as_deref(), form, &mut stop).await? {
         Some(ended) => ended,

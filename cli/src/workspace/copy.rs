@@ -7,15 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
 use super::{
     root::Root,
     tree::{Leaf, Tree, read_tree},
 };
-
-/// Twice what a large checkout with its build output takes; the copy is made twice.
-const BYTES_MAX: u64 = 4 << 30;
 
 /// What was copied, and what was not.
 #[derive(Debug)]
@@ -31,15 +28,6 @@ pub(crate) struct Copied {
 /// When something cannot be read or written, or `from` is beyond a limit.
 pub(crate) fn copy(from: &Root, to: &Path, except: Option<&Path>) -> anyhow::Result<Copied> {
     let tree = read_tree(from, except)?;
-    let bytes: u64 = tree.leaves.values().map(Leaf::bytes).sum();
-    if bytes > BYTES_MAX {
-        bail!(
-            "{} holds {} MB, at most {} are copied; name a smaller folder",
-            from.path.display(),
-            bytes >> 20,
-            BYTES_MAX >> 20
-        );
-    }
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for folder in &tree.empty {
         fs::create_dir_all(to.join(folder))?;
@@ -66,14 +54,5 @@ fn copy_leaf(from: &Root, to: &Path, path: &Path, leaf: &Leaf) -> io::Result<()>
             copy.set_permissions(Permissions::from_mode(mode))
         }
         Leaf::Link { target: points_to } => symlink(points_to, target),
-    }
-}
-
-impl Leaf {
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::File { bytes, .. } => *bytes,
-            Self::Link { .. } => 0,
-        }
     }
 }

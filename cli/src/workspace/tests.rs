@@ -7,6 +7,18 @@ use std::{
 use super::{Change, Root, apply, changes, conflicts, copy, read_tree, write_patch};
 use crate::style::Paint;
 
+#[test]
+fn a_folder_beyond_the_limit_is_refused_before_it_is_read() {
+    let scratch = tempfile::tempdir().unwrap();
+    let [from, to] = ["from", "to"].map(|name| scratch.path().join(name));
+    fs::create_dir(&from).unwrap();
+    // A terabyte without a block on the disk: reading it would take the test's whole time.
+    fs::File::create(from.join("sparse")).unwrap().set_len(1 << 40).unwrap();
+    let refused = copy(&Root::open(&from).unwrap(), &to, None).unwrap_err();
+    let said = format!("{refused:#}");
+    assert!(said.contains("sparse") && said.contains("4096 MB"), "{said}");
+}
+
 /// The user's folder, the copy that was taken of it, and the copy that the agent had.
 struct Lent {
     _scratch: tempfile::TempDir,

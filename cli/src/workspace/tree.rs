@@ -25,6 +25,9 @@ use super::root::{Root, split};
 /// likely a home folder named by mistake.
 pub(crate) const FILES_MAX: usize = 200_000;
 
+/// Twice what a large checkout with its build output takes; each copy of it is read and written whole.
+const BYTES_MAX: u64 = 4 << 30;
+
 /// Deeper than any real tree; a walk ends even if somebody keeps making folders under it.
 const DEPTH_MAX: usize = 200;
 
@@ -36,6 +39,8 @@ pub(crate) struct Tree {
     pub(super) empty: Vec<PathBuf>,
     /// What was left out, each with its reason.
     pub(crate) left_out: Vec<(PathBuf, &'static str)>,
+    /// Bytes of all files, as their sizes say.
+    bytes: u64,
 }
 
 /// What one path holds.
@@ -48,7 +53,7 @@ pub(crate) enum Leaf {
 /// Reads the folder, without `.git` folders and without the folder `except`.
 ///
 /// # Errors
-/// When a file cannot be read, or there are more than [`FILES_MAX`].
+/// When a file cannot be read, or there are more than [`FILES_MAX`] of them, or [`BYTES_MAX`] in them.
 pub(crate) fn read_tree(root: &Root, except: Option<&Path>) -> anyhow::Result<Tree> {
     let except = except.and_then(identity);
     let mut tree = Tree::default();
@@ -95,16 +100,22 @@ fn read_folder(
                 tree.left_out.push((path, "too deep"));
             }
             FileType::Directory => folders.push(path),
-            FileType::RegularFile | FileType::Symlink => match leaf(root, &path) {
-                Ok(Some(leaf)) => {
-                    tree.leaves.insert(path, leaf);
+            kind @ (FileType::RegularFile | FileType::Symlink) => {
+                if kind == FileType::RegularFile {
+                    // Before anything is read: a sparse file may be larger than any disk.
+                    tree.count(&path, u64::try_from(stat.st_size).unwrap_or(0))?;
                 }
-                Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    tree.left_out.push((path, "not readable"));
+                match leaf(root, &path) {
+                    Ok(Some(leaf)) => {
+                        tree.leaves.insert(path, leaf);
+                    }
+                    Ok(None) => {}
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        tree.left_out.push((path, "not readable"));
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error),
-            },
+            }
             FileType::Fifo
             | FileType::Socket
             | FileType::CharacterDevice
@@ -113,6 +124,21 @@ fn read_folder(
         }
     }
     Ok(())
+}
+
+impl Tree {
+    fn count(&mut self, path: &Path, bytes: u64) -> io::Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes <= BYTES_MAX {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "with {} ({} MB) it holds more than the {} MB that are copied; name a smaller folder",
+            path.display(),
+            bytes >> 20,
+            BYTES_MAX >> 20
+        )))
+    }
 }
 
 /// What `path` holds now; `None` when it does not exist or is a folder.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, RawQuery, Request, State},
+    extract::{RawQuery, Request, State},
 };
 use serde::{Deserialize, Serialize};
 use tailstep_core::{agent::AgentSpec, ids::UnixMs};
@@ -19,7 +19,7 @@ pub(crate) use self::body::snapshot;
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, json, read_body},
+    edge::{Answer, Id, json, read_body},
     error::ApiError,
     fields::Fields,
     metadata::Metadata,
@@ -68,7 +68,7 @@ pub(crate) async fn create(
 pub(crate) async fn retrieve(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let mut query = Query::of(query.as_deref());
@@ -118,7 +118,7 @@ async fn existing(api: &Api, caller: &Caller, id: &str) -> Result<Stored<Agent>,
 pub(crate) async fn update(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Answer {
     let body = read_body(request.into_body()).await?;
@@ -128,7 +128,7 @@ pub(crate) async fn update(
 pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Answer {
     json(&body::agent(&write::archive(&api, &caller, &id).await?))
 }
@@ -154,7 +154,7 @@ pub(crate) async fn list(
 pub(crate) async fn versions(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let mut query = Query::of(query.as_deref());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::{
     body::{Body, Bytes, to_bytes},
-    extract::{Request, State},
-    http::{HeaderValue, Method, Uri, header},
+    extract::{FromRequestParts, Path, Request, State},
+    http::{HeaderValue, Method, Uri, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -18,6 +18,19 @@ use crate::{Api, error::ApiError};
 
 /// What handlers answer.
 pub(crate) type Answer = Result<Response, ApiError>;
+
+/// The id in a request's path.
+pub(crate) struct Id(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.map(|Path(id)| Self(id))
+            .map_err(|_| ApiError::invalid("the id in the path is not UTF-8 text"))
+    }
+}
 
 /// Gives each request an id, and each error its envelope.
 ///

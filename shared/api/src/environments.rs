@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, RawQuery, Request, State},
+    extract::{RawQuery, Request, State},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, json as answer, read_body},
+    edge::{Answer, Id, json as answer, read_body},
     error::ApiError,
     fields::{Fields, check_length, check_name},
     metadata::{EmptyValue, Metadata, patched},
@@ -85,7 +85,7 @@ pub(crate) async fn create(
 pub(crate) async fn retrieve(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Answer {
     Query::of(query.as_deref()).finish()?;
@@ -115,7 +115,7 @@ pub(crate) async fn existing(
 pub(crate) async fn update(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Answer {
     let body = read_body(request.into_body()).await?;
@@ -144,7 +144,7 @@ pub(crate) fn archived(id: &str) -> ApiError {
 pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Answer {
     let now_ms = api.now_ms();
     let change = |environment: &Environment| {
@@ -182,7 +182,7 @@ async fn rewrite(
 pub(crate) async fn delete(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Answer {
     existing(&api, &caller, &id).await?;
     let documents = api.app.documents.as_ref();

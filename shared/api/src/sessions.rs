@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, RawQuery, Request, State},
+    extract::{RawQuery, Request, State},
 };
 use serde_json::json;
 use tailstep_core::{
@@ -29,7 +29,7 @@ pub(crate) use self::{body::usage, firsts::Firsts, list::list};
 use crate::{
     Api, agents,
     auth::Caller,
-    edge::{Answer, json as answer, read_body},
+    edge::{Answer, Id, json as answer, read_body},
     environments,
     error::ApiError,
     fields::Fields,
@@ -87,7 +87,7 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
 pub(crate) async fn retrieve(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Answer {
     Query::of(query.as_deref()).finish()?;
@@ -128,7 +128,7 @@ async fn show(api: &Api, loaded: &Loaded) -> Answer {
 pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Answer {
     let loaded = visible(&api, &caller, &id).await?;
     let session = ingress::archive(&api.app.runtime, &loaded.key).await?;
@@ -138,7 +138,7 @@ pub(crate) async fn archive(
 pub(crate) async fn delete(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Answer {
     let loaded = visible(&api, &caller, &id).await?;
     ingress::delete(&api.app.runtime, &loaded.key).await?;

@@ -10,6 +10,9 @@ use crate::home::Home;
 /// What is used when only a key for Anthropic is there: the middle of their range.
 const ANTHROPIC_MODEL: &str = "claude-sonnet-5-5";
 
+/// As much as the API stores of an agent.
+const FILE_BYTES_MAX: u64 = 300_000;
+
 const SYSTEM: &str = "You work on your own on the files in /workspace, which is your current \
     directory, in a sandbox without network access. Look before you change anything, check your \
     work by running it, and finish with a short summary of what you did.";
@@ -49,8 +52,12 @@ pub(super) async fn fields(
 }
 
 fn read(file: &Path) -> anyhow::Result<Value> {
-    let text =
-        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let cannot = || format!("cannot read {}", file.display());
+    let state = fs::metadata(file).with_context(cannot)?;
+    if !state.is_file() || state.len() > FILE_BYTES_MAX {
+        bail!("{} must be a file of at most {FILE_BYTES_MAX} bytes", file.display());
+    }
+    let text = fs::read_to_string(file).with_context(cannot)?;
     let fields: Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not JSON", file.display()))?;
     if !fields.is_object() {

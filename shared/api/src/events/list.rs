@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
 };
 use serde_json::value::RawValue;
 use tailstep_core::{
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, json},
+    edge::{Answer, Id, json},
     error::ApiError,
     page::{PageBody, Scope},
     query::{Order, Query, TimeRange},
@@ -47,7 +47,7 @@ const RECORDS_MAX: u64 = 32;
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let mut query = Query::of(query.as_deref());

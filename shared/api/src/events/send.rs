@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, Request, State},
+    extract::{Request, State},
 };
 use serde::Serialize;
 use tailstep_core::{
@@ -18,7 +18,7 @@ use super::{content, view};
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, json, read_body},
+    edge::{Answer, Id, json, read_body},
     error::ApiError,
     fields::Fields,
     repeat, sessions,
@@ -41,7 +41,7 @@ struct Body {
 pub(crate) async fn send(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Answer {
     if !sessions::is_id(&id) {

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration}
 use axum::{
     Extension,
     body::Body as HttpBody,
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
     http::{HeaderMap, header},
     response::IntoResponse,
 };
@@ -31,7 +31,14 @@ use super::{
     past::{Messages, Past, read_range, stand_before, usage_before},
     view::{Mode, View},
 };
-use crate::{Api, auth::Caller, edge::Answer, error::ApiError, query::Query, sessions};
+use crate::{
+    Api,
+    auth::Caller,
+    edge::{Answer, Id},
+    error::ApiError,
+    query::Query,
+    sessions,
+};
 
 /// Proxies and clients give up silent connections, the most impatient known after about 25 s.
 const PING_MS: u64 = 15_000;
@@ -51,7 +58,7 @@ const EARLY_PAUSE_MS: u64 = 50;
 pub(crate) async fn stream(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Answer {

@@ -66,6 +66,9 @@ async fn unknown_routes_and_methods_answer_in_the_envelope() {
         bench.get(&format!("/v1/agents/{id}")).await.error(404, "not_found_error");
         bench.get(&format!("/v1/sessions/{id}")).await.error(404, "not_found_error");
     }
+    for path in ["/v1/agents/%ff%fe", "/v1/environments/%ff", "/v1/sessions/%ff/events"] {
+        bench.get(path).await.error(400, "invalid_request_error");
+    }
 }
 
 #[tokio::test]

@@ -31,10 +31,10 @@ use super::{
 /// Where bash is looked for; the search path of the caller is not trusted.
 const BASH: [&str; 3] = ["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"];
 
-/// Gives the shell its own end-of-command channel (descriptor 9, which commands do not inherit),
-/// joins error output to output, and lets the kernel's out-of-memory killer take commands before
+/// Gives the shell its own end-of-command channel (descriptor 9, which commands do not inherit) and a
+/// spare of its output (8), joins error output to output, and lets the kernel's out-of-memory killer take commands before
 /// PID 1; half of the scale, so that a command can offer itself up before others.
-const PROLOGUE: &str = "exec 9>&2 2>&1; \
+const PROLOGUE: &str = "exec 9>&2 2>&1 8>&1; \
     { builtin echo 500 >/proc/self/oom_score_adj; } 2>/dev/null\n";
 
 /// How long a killed shell may take to vanish before it is left behind.
@@ -133,10 +133,11 @@ impl Shell {
         self.serial += 1;
         let serial = self.serial;
         let quoted = command.replace('\'', r"'\''");
-        // The command sees neither the script nor the channel; the group keeps bash from running
-        // on into the next line when the command reads its input.
+        // An earlier command may have closed or diverted the output for good: each gets it anew. The
+        // command sees neither the script nor the channel; the group keeps bash from running on into
+        // the next line when the command reads its input.
         let script = format!(
-            "{{ builtin eval '{quoted}'; }} </dev/null 9>&-\n\
+            "{{ builtin eval '{quoted}'; }} </dev/null >&8 2>&8 8>&- 9>&-\n\
              builtin printf '%s %s\\n' {serial} \"$?\" >&9\n"
         );
         self.sink.begin(output_bytes_max);

@@ -87,6 +87,19 @@ fn the_shell_keeps_its_state() {
 }
 
 #[test]
+fn a_command_cannot_close_the_output_for_good() {
+    let mut bench = bench();
+    let mut sh =
+        |command: &str, text: &str| bench.check("bash", json!({ "command": command }), text);
+    sh("x=1; exec 1>&- 2>&-", "");
+    sh("echo alive $x", "alive 1\n");
+    sh("exec 2>/dev/null", "");
+    sh("echo seen >&2", "seen\n");
+    sh("exec 8>&- 9>&-", "");
+    sh("echo still $x", "still 1\n");
+}
+
+#[test]
 fn both_streams_come_in_order_and_plain() {
     let mut bench = bench();
     let command = "echo 1; echo 2 >&2; echo 3; ls /nonexistent 2>/dev/null; echo 4 >&2";
