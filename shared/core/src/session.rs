@@ -64,6 +64,7 @@ pub struct Origin {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "there is one a session, and it is mostly a turn")]
 pub enum Phase {
     /// Waits for people; a queued message starts a turn.
     Idle,

@@ -29,7 +29,7 @@ pub struct Loaded {
 /// Also when the log is out of reach, has a gap, or does not fold.
 pub async fn load(log: &dyn Log, key: &SessionKey) -> Result<Loaded, RuntimeError> {
     let head = log.head(key).await?;
-    let snapshot = head.as_ref().and_then(|head| snapshot(head));
+    let snapshot = head.as_ref().and_then(snapshot);
     let mut loaded = Loaded { key: key.clone(), head, session: snapshot.unwrap_or_default() };
     catch_up(log, &mut loaded).await?;
     if loaded.session.origin.is_none() {

@@ -133,8 +133,17 @@ fn on_model_started(session: &mut Session, started: &ModelStarted, at: At) -> Re
         session.phase = Phase::Turn(Turn::default());
     }
     let Phase::Turn(turn) = &mut session.phase else { return Err("the session has ended") };
-    let completed = matches!(turn.finish, Some(TurnEnd::Completed));
-    if turn.finish.is_some() && !(completed && !session.queued.is_empty()) {
+    let goes_on = match &turn.finish {
+        None => true,
+        Some(TurnEnd::Completed) => !session.queued.is_empty(),
+        Some(
+            TurnEnd::Interrupted { .. }
+            | TurnEnd::Refused { .. }
+            | TurnEnd::Failed { .. }
+            | TurnEnd::Limit { .. },
+        ) => false,
+    };
+    if !goes_on {
         return Err("the turn is about to end");
     }
     check_start(turn, started.attempt)?;
