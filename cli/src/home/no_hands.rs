@@ -10,7 +10,7 @@ pub(super) struct NoHands;
 impl Hands for NoHands {
     async fn execute(&self, _order: &ToolOrder) -> Result<ToolReply, HandsError> {
         let text = "this server runs without sandboxes (--no-hands), so no tool can run";
-        Ok(ToolReply { text: text.to_owned(), is_error: true, workspace: None })
+        Ok(ToolReply { text: text.to_owned(), is_error: true, ..ToolReply::default() })
     }
 
     async fn release(&self, _key: &SessionKey) -> Result<(), HandsError> {

@@ -81,7 +81,7 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
     let agent = agent.value.spec;
     let known = api.app.runtime.model.check(&agent.model.id);
     known.map_err(|what| ApiError::invalid(format!("agent: its model cannot be used: {what}")))?;
-    Ok(Created { agent, environment: EnvironmentSpec { id: environment_id }, title, metadata })
+    Ok(Created { agent, environment: EnvironmentSpec::cloud(environment_id), title, metadata })
 }
 
 pub(crate) async fn retrieve(

@@ -114,7 +114,12 @@ impl Hands for LambdaHands {
             None => None,
             Some(text) => Some(self.store(&order.key, &text).await?),
         };
-        Ok(ToolReply { text: answer.reply.text, is_error: answer.reply.is_error, workspace })
+        Ok(ToolReply {
+            text: answer.reply.text,
+            is_error: answer.reply.is_error,
+            workspace,
+            ..ToolReply::default()
+        })
     }
 
     async fn release(&self, _key: &SessionKey) -> Result<(), HandsError> {
@@ -167,7 +172,7 @@ impl LambdaHands {
 }
 
 fn failed(text: String) -> ToolReply {
-    ToolReply { text, is_error: true, workspace: None }
+    ToolReply { text, is_error: true, ..ToolReply::default() }
 }
 
 /// The sandbox of a session, as Lambda's tenant: no character of a name can be refused, and no two

@@ -5,8 +5,8 @@
 use crate::{
     content::Content,
     event::{
-        Event, LimitName, ModelStarted, Origin, ToolFinished, ToolResult, ToolStarted, TurnEnd,
-        TurnEnded,
+        Event, HandsReport, LimitName, ModelStarted, Origin, ToolFinished, ToolResult, ToolStarted,
+        TurnEnd, TurnEnded,
     },
     ids::{Seq, UnixMs},
     limits::Limits,
@@ -122,6 +122,7 @@ fn answered(call: &PendingCall, origin: Origin, text: String) -> Event {
             is_error: true,
             origin,
             workspace: None,
+            report: HandsReport::default(),
         },
     })
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent::{AgentSpec, EnvironmentSpec},
     content::Content,
+    egress::EgressDecision,
     ids::{BlobRef, Position, Seq, UnixMs},
     model::{ModelAnswer, ModelFailure},
 };
@@ -120,6 +121,34 @@ pub struct ToolResult {
     /// The workspace after the call, where the hands carry it as a blob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<BlobRef>,
+    /// What the hands saw beside the reply.
+    #[serde(default, skip_serializing_if = "HandsReport::is_empty")]
+    pub report: HandsReport,
+}
+
+/// What the hands saw during a call; for people, never shown to the model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HandsReport {
+    /// Decisions about the network, oldest first, bounded by the hands.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<EgressDecision>,
+    /// Further decisions that are not listed.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub egress_dropped: u64,
+    /// The manifest of all outputs as they are after this call; absent when they did not change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<BlobRef>,
+}
+
+impl HandsReport {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Where a result comes from.

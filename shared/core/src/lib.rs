@@ -8,6 +8,7 @@ pub mod agent;
 pub mod content;
 pub mod context;
 pub mod decide;
+pub mod egress;
 pub mod event;
 pub mod ids;
 pub mod limits;

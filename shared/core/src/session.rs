@@ -44,6 +44,9 @@ pub struct Session {
     /// The workspace as the last call left it, where the hands carry it as a blob.
     #[serde(default)]
     pub workspace: Option<BlobRef>,
+    /// The manifest of the outputs as the last call left them.
+    #[serde(default)]
+    pub outputs: Option<BlobRef>,
     /// Recent requests, oldest first.
     #[serde(default)]
     pub recent: Vec<Request>,
@@ -162,6 +165,7 @@ impl Default for Session {
             usage: Usage::default(),
             possible_charges: 0,
             workspace: None,
+            outputs: None,
             recent: Vec::new(),
         }
     }

@@ -138,12 +138,12 @@ impl Hands for LocalHands {
         match done {
             Ok(reply) => {
                 let text = if new { format!("{NEW_SANDBOX}{}", reply.text) } else { reply.text };
-                Ok(ToolReply { text, is_error: reply.is_error, workspace: None })
+                Ok(ToolReply { text, is_error: reply.is_error, ..ToolReply::default() })
             }
             Err(error) => match error.retry() {
                 // The sandbox is well, the call is not one it can take.
                 Retry::Never => {
-                    Ok(ToolReply { text: chain(&error), is_error: true, workspace: None })
+                    Ok(ToolReply { text: chain(&error), is_error: true, ..ToolReply::default() })
                 }
                 Retry::FreshSandbox => {
                     session.forget(&live).await;

@@ -73,7 +73,7 @@ async fn bash(
         tool: "bash".to_owned(),
         input: RawJson::encode(&serde_json::json!({ "command": command })).unwrap(),
         timeout_ms: 30_000,
-        environment: EnvironmentSpec { id: "env_1".to_owned() },
+        environment: EnvironmentSpec::cloud("env_1"),
         workspace: None,
     };
     hands.execute(&order).await

@@ -41,7 +41,7 @@ struct Fixed;
 #[async_trait]
 impl Hands for Fixed {
     async fn execute(&self, _: &ToolOrder) -> Result<ToolReply, HandsError> {
-        Ok(ToolReply { text: "x".repeat(200), is_error: false, workspace: None })
+        Ok(ToolReply { text: "x".repeat(200), is_error: false, ..ToolReply::default() })
     }
 
     async fn release(&self, _: &SessionKey) -> Result<(), HandsError> {
@@ -165,7 +165,7 @@ fn created() -> Created {
             system: None,
             tools: vec![ToolEntry::Toolset { default_enabled: true, enabled: [].into() }],
         },
-        environment: EnvironmentSpec { id: "env_bench".to_owned() },
+        environment: EnvironmentSpec::cloud("env_bench"),
         title: None,
         metadata: [].into(),
     }

@@ -123,7 +123,7 @@ fn created(case: &Case) -> Created {
                 enabled: BTreeMap::from([("bash".to_owned(), true), ("read".to_owned(), true)]),
             }],
         },
-        environment: EnvironmentSpec { id: "env_01GOLDEN".to_owned() },
+        environment: EnvironmentSpec::cloud("env_01GOLDEN"),
         title: Some(case.name.to_owned()),
         metadata: BTreeMap::new(),
     }
@@ -161,8 +161,11 @@ impl Model for Stage {
 impl Hands for Stage {
     async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let reply =
-            |text: &str| ToolReply { text: text.to_owned(), is_error: false, workspace: None };
+        let reply = |text: &str| ToolReply {
+            text: text.to_owned(),
+            is_error: false,
+            ..ToolReply::default()
+        };
         let tool = self.tools.iter().find(|(input, _)| order.input.as_str().contains(*input));
         match tool.map(|(_, tool)| tool) {
             None => Ok(reply("ok")),

@@ -122,7 +122,7 @@ async fn create(world: &Arc<World>, key: &SessionKey) {
             system: Some("You are a simulation.".to_owned()),
             tools: vec![ToolEntry::Toolset { default_enabled: true, enabled: [].into() }],
         },
-        environment: EnvironmentSpec { id: "env_1".to_owned() },
+        environment: EnvironmentSpec::cloud("env_1"),
         title: None,
         metadata: [].into(),
     };

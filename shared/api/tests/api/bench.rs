@@ -71,7 +71,11 @@ pub(crate) struct FakeHands;
 #[async_trait]
 impl Hands for FakeHands {
     async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
-        Ok(ToolReply { text: format!("{} ran", order.tool), is_error: false, workspace: None })
+        Ok(ToolReply {
+            text: format!("{} ran", order.tool),
+            is_error: false,
+            ..ToolReply::default()
+        })
     }
 
     async fn release(&self, _key: &SessionKey) -> Result<(), HandsError> {

@@ -138,6 +138,7 @@ impl Script {
                 is_error: false,
                 origin,
                 workspace: None,
+                report: HandsReport::default(),
             },
         })
     }
@@ -157,7 +158,7 @@ fn created() -> Created {
                 enabled: BTreeMap::from([("bash".to_owned(), true), ("read".to_owned(), true)]),
             }],
         },
-        environment: EnvironmentSpec { id: "env_1".to_owned() },
+        environment: EnvironmentSpec::cloud("env_1"),
         title: None,
         metadata: BTreeMap::new(),
     }

@@ -341,6 +341,9 @@ fn on_tool_finished(session: &mut Session, event: &ToolFinished) -> Result<(), W
     if let Some(workspace) = &event.result.workspace {
         session.workspace = Some(workspace.clone());
     }
+    if let Some(outputs) = &event.result.report.outputs {
+        session.outputs = Some(outputs.clone());
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use tailstep_core::{
     agent::EnvironmentSpec,
+    event::HandsReport,
     ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
@@ -32,13 +33,15 @@ pub struct ToolOrder {
     pub workspace: Option<BlobRef>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolReply {
     /// Bounded by the hands.
     pub text: String,
     pub is_error: bool,
     /// The workspace after the call, where the hands carry it as a blob.
     pub workspace: Option<BlobRef>,
+    /// What the hands saw beside the reply.
+    pub report: HandsReport,
 }
 
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration, time::Instant};
 
 use tailstep_core::{
     content::Content,
-    event::{Event, ModelAnswered, ModelFailed, Origin, ToolFinished, ToolResult},
+    event::{Event, HandsReport, ModelAnswered, ModelFailed, Origin, ToolFinished, ToolResult},
     ids::{Position, Seq},
     limits::Limits,
     model::{Block, FailureKind, ModelAnswer, ModelFailure, Usage},
@@ -132,12 +132,14 @@ async fn run_tool(
             is_error: reply.is_error,
             origin: Origin::Ran,
             workspace: reply.workspace,
+            report: reply.report,
         },
         Err(error) => ToolResult {
             content: vec![Content::text(told(&error))],
             is_error: true,
             origin: Origin::Unknown,
             workspace: None,
+            report: HandsReport::default(),
         },
     };
     Ok(Event::ToolFinished(ToolFinished { call, intent: Some(loaded.session.seq), result }))

@@ -55,6 +55,7 @@ impl Hands for SimHands {
             text: brain::output(&order.input),
             is_error: false,
             workspace: world.plan.workspace_blobs.then(|| workspace(run)),
+            ..ToolReply::default()
         })
     }
 
