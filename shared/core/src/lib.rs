@@ -10,6 +10,7 @@ pub mod context;
 pub mod decide;
 pub mod egress;
 pub mod event;
+pub mod files;
 pub mod ids;
 pub mod limits;
 pub mod model;

@@ -26,6 +26,9 @@ pub struct Limits {
     pub answer_blocks_max: usize,
     /// Ceiling of one tool call.
     pub tool_ms_max: u64,
+    /// What a call may take on top of its own time to collect the outputs it left behind: a gigabyte
+    /// read, hashed and written to a slow disk.
+    pub collect_ms_max: u64,
     /// Ceiling of one model call.
     pub model_ms_max: u64,
     /// A lease is dead when its version has not moved for this long by the observer's clock. Three
@@ -52,6 +55,7 @@ impl Default for Limits {
             output_tokens_max: 16_000,
             answer_blocks_max: 1_000,
             tool_ms_max: 150_000,
+            collect_ms_max: 60_000,
             model_ms_max: 600_000,
             lease_ms: 15_000,
             deadline_margin_ms: 5_000,
@@ -98,4 +102,31 @@ pub mod input {
     pub const TOOL_ENTRIES_MAX: usize = 128;
     /// Messages that may wait while the agent is busy.
     pub const QUEUED_MESSAGES_MAX: usize = 1_000;
+}
+
+/// Limits of what a session leaves in its outputs directory, and of files in general. What passes one
+/// is left out, and the manifest says so.
+pub mod files {
+    /// One piece of a file: the most that is held in memory at once for one reader or writer, and
+    /// few enough of them that the list of the largest file's pieces fits a document.
+    pub const CHUNK_BYTES: usize = 8 << 20;
+    /// Files of one manifest. Reports, pictures and patches are dozens; a build tree is a mistake, and
+    /// belongs into an archive.
+    pub const FILES_MAX: usize = 1_000;
+    /// One file; the sandbox's own limit for a file is the same.
+    pub const FILE_BYTES_MAX: u64 = 512 << 20;
+    /// All files of one manifest.
+    pub const BYTES_MAX: u64 = 1 << 30;
+    /// What all collections of one session may store together. Each change of a file stores it anew,
+    /// because the log names what was there before.
+    pub const STORED_BYTES_MAX: u64 = 16 << 30;
+    /// Directory entries looked at in one collection, whatever they are: what the search tools look
+    /// at.
+    pub const WALK_ENTRIES_MAX: usize = 50_000;
+    /// Directories within each other. Each one under way holds a file descriptor.
+    pub const DEPTH_MAX: usize = 32;
+    /// One path, from the outputs directory on; file systems take 255 bytes a name.
+    pub const PATH_BYTES_MAX: usize = 1_024;
+    /// Left-out entries that a manifest names; the rest is counted.
+    pub const LEFT_OUT_NAMED_MAX: usize = 100;
 }

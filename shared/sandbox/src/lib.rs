@@ -9,6 +9,7 @@
 compile_error!("tailstep-sandbox is made of Linux namespaces and builds on Linux only");
 
 mod call;
+pub mod collect;
 mod error;
 pub mod hands;
 mod lockdown;
