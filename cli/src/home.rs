@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use tailstep_api::{App, router_for};
-use tailstep_core::{ids::SessionKey, limits::Limits};
+use tailstep_core::{
+    ids::SessionKey,
+    limits::{Limits, files::UPLOAD_BYTES_MAX},
+};
 use tailstep_local::{Config, HandsConfig, Local, LocalHands, workspace_dir};
 use tailstep_model::{Config as ModelConfig, Router};
 use tailstep_runtime::{
@@ -61,7 +64,7 @@ impl Home {
         models.scripted_aliases.extend_from_slice(scripted);
         let local = Local::open(&Config::new(&data_dir)).await?;
         let sandboxes = match tools {
-            Tools::Sandboxed => Some(sandboxes(&data_dir).await?),
+            Tools::Sandboxed => Some(sandboxes(&data_dir, &local).await?),
             Tools::None => None,
         };
         let hands: Arc<dyn Hands> = match &sandboxes {
@@ -97,6 +100,8 @@ impl Home {
         let app = App {
             runtime: self.runtime.clone(),
             documents: self.local.documents.clone(),
+            blobs: self.local.blobs.clone(),
+            upload_bytes_max: UPLOAD_BYTES_MAX,
             stream_max_ms: None,
         };
         Api::new(router_for(app, TENANT))
@@ -147,12 +152,12 @@ impl Home {
 }
 
 /// Rather no hands than hands that are not held back.
-async fn sandboxes(data_dir: &Path) -> anyhow::Result<Arc<LocalHands>> {
+async fn sandboxes(data_dir: &Path, local: &Local) -> anyhow::Result<Arc<LocalHands>> {
     let layers = LocalHands::check_host(None)
         .await
         .map_err(|what| anyhow!("{what} (`tailstep dev --no-hands` runs without tools)"))?;
     for missing in &layers.missing {
         tracing::debug!(missing, "a wall of the sandbox is missing");
     }
-    Ok(LocalHands::new(data_dir, HandsConfig::default()))
+    Ok(LocalHands::new(data_dir, local.blobs.clone(), HandsConfig::default()))
 }

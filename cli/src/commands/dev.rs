@@ -14,6 +14,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use tailstep_api::{App, keys, router};
+use tailstep_core::limits::files::UPLOAD_BYTES_MAX;
 use tailstep_runtime::ports::{Clock, Documents, SystemClock};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -81,6 +82,8 @@ async fn dev(args: &Args) -> anyhow::Result<()> {
     let app = App {
         runtime: home.runtime.clone(),
         documents: home.local.documents.clone(),
+        blobs: home.local.blobs.clone(),
+        upload_bytes_max: UPLOAD_BYTES_MAX,
         stream_max_ms: None,
     };
     let (closing, closed) = watch::channel(false);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lambda_http::{Error, run_with_streaming_response};
 use tailstep_api::{App, keys, router};
 use tailstep_aws::{Clients, Config, NoHands, Ports};
-use tailstep_core::limits::Limits;
+use tailstep_core::limits::{Limits, input::BODY_BYTES_MAX};
 use tailstep_model::Router;
 use tailstep_runtime::{
     Runtime,
@@ -41,6 +41,12 @@ async fn main() -> Result<(), Error> {
         prefixes: Arc::new(Prefixes::new(0)),
     };
     let documents = ports.documents;
-    let app = App { runtime, documents, stream_max_ms: Some(STREAM_MS_MAX) };
+    let app = App {
+        runtime,
+        documents,
+        blobs: ports.blobs,
+        upload_bytes_max: BODY_BYTES_MAX as u64,
+        stream_max_ms: Some(STREAM_MS_MAX),
+    };
     run_with_streaming_response(router(app)).await
 }

@@ -12,7 +12,7 @@ use tailstep_core::limits::input::BODY_BYTES_MAX;
 use tailstep_runtime::{
     error::{Retry, RuntimeError},
     ingress::IngressError,
-    ports::DocumentsError,
+    ports::{BlobsError, DocumentsError},
 };
 
 /// Seconds after which a client may try again what failed for a passing reason. Stores recover from
@@ -182,6 +182,19 @@ impl From<DocumentsError> for ApiError {
                 Self::unavailable()
             }
             DocumentsError::Refused { .. } => Self::internal(),
+        };
+        tracing::error!(error = &error as &dyn std::error::Error, "a request failed");
+        answer
+    }
+}
+
+impl From<BlobsError> for ApiError {
+    fn from(error: BlobsError) -> Self {
+        let answer = match error {
+            BlobsError::Unavailable { .. } => Self::unavailable(),
+            BlobsError::Missing { .. }
+            | BlobsError::Corrupt { .. }
+            | BlobsError::Refused { .. } => Self::internal(),
         };
         tracing::error!(error = &error as &dyn std::error::Error, "a request failed");
         answer

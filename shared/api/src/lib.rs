@@ -11,6 +11,7 @@ mod environments;
 mod error;
 mod events;
 mod fields;
+mod files;
 mod metadata;
 mod page;
 mod query;
@@ -27,7 +28,10 @@ use axum::{
     Extension, Router, middleware,
     routing::{get, post},
 };
-use tailstep_runtime::{Runtime, ports::Documents};
+use tailstep_runtime::{
+    Runtime,
+    ports::{Blobs, Documents},
+};
 
 use crate::{
     auth::{Caller, KeyCache},
@@ -40,6 +44,10 @@ use crate::{
 pub struct App {
     pub runtime: Runtime,
     pub documents: Arc<dyn Documents>,
+    /// Where files' bytes and manifests are.
+    pub blobs: Arc<dyn Blobs>,
+    /// The longest file that can be uploaded. A function needs less than what its host lets in.
+    pub upload_bytes_max: u64,
     /// An event stream ends cleanly after this long; `None` leaves it open. A function needs less
     /// than its own time limit here.
     pub stream_max_ms: Option<u64>,
@@ -109,4 +117,7 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/sessions/{id}/archive", post(sessions::archive))
         .route("/v1/sessions/{id}/events", post(events::send).get(events::list))
         .route("/v1/sessions/{id}/events/stream", get(events::stream))
+        .route("/v1/files", post(files::upload).get(files::list))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::download))
 }

@@ -107,6 +107,8 @@ pub mod input {
 /// Limits of what a session leaves in its outputs directory, and of files in general. What passes one
 /// is left out, and the manifest says so.
 pub mod files {
+    /// One uploaded file, where the host takes bodies of any length. The protocol's own limit.
+    pub const UPLOAD_BYTES_MAX: u64 = 500 << 20;
     /// One piece of a file: the most that is held in memory at once for one reader or writer, and
     /// few enough of them that the list of the largest file's pieces fits a document.
     pub const CHUNK_BYTES: usize = 8 << 20;

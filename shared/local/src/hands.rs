@@ -2,6 +2,7 @@
 //! ended when it has been idle for a while or room is needed, over a workspace that outlives it.
 
 mod folder;
+mod outputs;
 mod pool;
 
 use std::{
@@ -13,7 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
-use tailstep_runtime::ports::{Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_runtime::ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply};
 use tailstep_sandbox::{Call, Layers, Retry, Sandbox, SandboxError, Spec, check_host};
 use tokio::{
     task::spawn_blocking,
@@ -28,6 +29,10 @@ use pool::{Live, Pool, Use};
 /// Said before the reply of a call that finds the shell of the calls before it gone.
 const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files in /workspace are as they \
     were, but processes and shell variables of earlier calls are gone.]\n";
+
+/// The details are the operator's.
+const OUTPUTS_FAILED: &str = "[outputs: they could not be stored after this call; the next call \
+    tries again]";
 
 #[derive(Debug, Clone)]
 pub struct HandsConfig {
@@ -55,15 +60,21 @@ impl Default for HandsConfig {
 /// [`Hands`] in `namespaces` sandboxes of this machine.
 pub struct LocalHands {
     data_dir: PathBuf,
+    blobs: Arc<dyn Blobs>,
     config: HandsConfig,
     pool: Pool,
 }
 
 impl LocalHands {
-    /// Hands over the workspaces in `data_dir`. Needs a tokio runtime.
-    pub fn new(data_dir: impl Into<PathBuf>, config: HandsConfig) -> Arc<Self> {
+    /// Hands over the workspaces in `data_dir`; what sessions put out goes to `blobs`. Needs a tokio
+    /// runtime.
+    pub fn new(
+        data_dir: impl Into<PathBuf>,
+        blobs: Arc<dyn Blobs>,
+        config: HandsConfig,
+    ) -> Arc<Self> {
         let pool = Pool::new(config.live_max);
-        let hands = Arc::new(Self { data_dir: data_dir.into(), config, pool });
+        let hands = Arc::new(Self { data_dir: data_dir.into(), blobs, config, pool });
         tokio::spawn(end_the_idle(Arc::downgrade(&hands), hands.config.idle_ms));
         hands
     }
@@ -104,12 +115,39 @@ impl LocalHands {
         let room = room.ok_or_else(|| unavailable("the process is ending".to_owned()))?;
         let folder = Folder::of(&self.data_dir, key);
         let had_one = folder.prepare().map_err(|error| unavailable(error.to_string()))?;
-        let spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
+        let outputs = folder.outputs().mount().map_err(|error| unavailable(error.to_string()))?;
+        let mut spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
+        spec.mounts.push(outputs);
         let sandbox =
             Sandbox::provision(&spec).await.map_err(|error| unavailable(chain(&error)))?;
         let live = Live::new(sandbox, room);
         *held = Some(live.clone());
         Ok((live, had_one))
+    }
+
+    /// Adds what the call has put out. The call has run, so that a failure here must not lose its
+    /// reply.
+    async fn with_outputs(&self, order: &ToolOrder, mut reply: ToolReply) -> ToolReply {
+        let outputs = Folder::of(&self.data_dir, &order.key).outputs();
+        let before = order.outputs.clone();
+        let line = match outputs.collect(self.blobs.clone(), &order.key.tenant, before).await {
+            Ok(None) => return reply,
+            Ok(Some(changed)) => {
+                reply.report.outputs = Some(changed.manifest);
+                changed.notice
+            }
+            Err(error) => {
+                tracing::warn!(%error, session = %order.key, "outputs were not collected");
+                Some(OUTPUTS_FAILED.to_owned())
+            }
+        };
+        if let Some(line) = line {
+            if !reply.text.is_empty() && !reply.text.ends_with('\n') {
+                reply.text.push('\n');
+            }
+            reply.text.push_str(&line);
+        }
+        reply
     }
 
     /// Its backstop could end it during the next call.
@@ -138,7 +176,8 @@ impl Hands for LocalHands {
         match done {
             Ok(reply) => {
                 let text = if new { format!("{NEW_SANDBOX}{}", reply.text) } else { reply.text };
-                Ok(ToolReply { text, is_error: reply.is_error, ..ToolReply::default() })
+                let reply = ToolReply { text, is_error: reply.is_error, ..ToolReply::default() };
+                Ok(self.with_outputs(order, reply).await)
             }
             Err(error) => match error.retry() {
                 // The sandbox is well, the call is not one it can take.

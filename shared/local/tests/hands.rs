@@ -12,11 +12,15 @@ use std::{
 
 use tailstep_core::{
     agent::EnvironmentSpec,
-    ids::{Position, SessionKey},
+    files::Manifest,
+    ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
 use tailstep_local::{HandsConfig, LocalHands, workspace_dir};
-use tailstep_runtime::ports::{Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_runtime::{
+    memory::MemoryBlobs,
+    ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply},
+};
 use tailstep_sandbox::{Limits, Spec};
 
 const HELPER: &str = "--be-the-sandbox-helper";
@@ -36,9 +40,10 @@ fn main() -> ExitCode {
         a_killed_sandbox_is_lost_and_the_next_call_goes_on().await;
         a_worn_sandbox_is_replaced_between_calls().await;
         release_ends_a_running_call_and_removes_everything().await;
+        outputs_become_blobs_and_a_manifest().await;
         closed_hands_refuse().await;
     });
-    println!("10 laws of the local hands hold");
+    println!("11 laws of the local hands hold");
     ExitCode::SUCCESS
 }
 
@@ -54,7 +59,7 @@ fn config() -> HandsConfig {
 fn hands(data: &Path, change: impl FnOnce(&mut HandsConfig)) -> Arc<LocalHands> {
     let mut config = config();
     change(&mut config);
-    LocalHands::new(data, config)
+    LocalHands::new(data, Arc::new(MemoryBlobs::default()), config)
 }
 
 fn key(session: &str) -> SessionKey {
@@ -67,7 +72,11 @@ async fn bash(
     seq: u64,
     command: &str,
 ) -> Result<ToolReply, HandsError> {
-    let order = ToolOrder {
+    hands.execute(&order(session, seq, command)).await
+}
+
+fn order(session: &str, seq: u64, command: &str) -> ToolOrder {
+    ToolOrder {
         key: key(session),
         call: Position { seq, event: 0, part: 1 },
         tool: "bash".to_owned(),
@@ -75,8 +84,8 @@ async fn bash(
         timeout_ms: 30_000,
         environment: EnvironmentSpec::cloud("env_1"),
         workspace: None,
-    };
-    hands.execute(&order).await
+        outputs: None,
+    }
 }
 
 async fn text(hands: &LocalHands, session: &str, seq: u64, command: &str) -> String {
@@ -269,4 +278,60 @@ async fn closed_hands_refuse() {
     assert!(children().is_empty(), "nothing is left running");
     let refused = bash(&hands, "a", 2, "true").await;
     assert!(matches!(refused, Err(HandsError::Unavailable { .. })), "{refused:?}");
+}
+
+async fn outputs_become_blobs_and_a_manifest() {
+    let data = tempfile::tempdir().unwrap();
+    let blobs = Arc::new(MemoryBlobs::default());
+    let hands = LocalHands::new(data.path(), blobs.clone(), config());
+    let mut known: Option<BlobRef> = None;
+    let mut seq = 0;
+    let mut call = async |hands: &LocalHands, command: &str, known: &mut Option<BlobRef>| {
+        seq += 1;
+        let order = ToolOrder { outputs: known.clone(), ..order("s", seq, command) };
+        let reply = hands.execute(&order).await.unwrap();
+        assert!(!reply.is_error, "{command}: {}", reply.text);
+        if reply.report.outputs.is_some() {
+            *known = reply.report.outputs.clone();
+        }
+        reply
+    };
+    assert_eq!(call(&hands, "echo nothing", &mut known).await.report.outputs, None);
+    let make = "cd /mnt/session/outputs && printf made > 'a b' && mkdir -m 700 sub && \
+                printf deep > sub/deep && chmod 0 sub/deep && : > empty && ls -ld .";
+    let reply = call(&hands, make, &mut known).await;
+    assert!(!reply.text.contains("[outputs"), "{}", reply.text);
+    let stored = blobs.get("default", known.as_ref().unwrap()).await.unwrap();
+    let manifest = Manifest::decode(&stored).unwrap();
+    let paths: Vec<_> = manifest.files.iter().map(|file| file.path.as_str()).collect();
+    if is_root() {
+        assert_eq!(paths, ["a b", "empty", "sub/deep"]);
+    }
+    let bytes = blobs.get("default", &manifest.files[0].content.chunks[0]).await.unwrap();
+    assert_eq!(&bytes[..], b"made");
+    // Unchanged, also for the next sandbox and the next process.
+    assert_eq!(
+        call(&hands, "cat '/mnt/session/outputs/a b'", &mut known).await.report.outputs,
+        None
+    );
+    hands.close().await;
+    let hands = LocalHands::new(data.path(), blobs.clone(), config());
+    assert_eq!(call(&hands, "ls /mnt/session/outputs", &mut known).await.report.outputs, None);
+    let link = "ln -s /etc/passwd /mnt/session/outputs/out; printf 'no line end'";
+    let reply = call(&hands, link, &mut known).await;
+    let told =
+        "no line end\n[outputs: 1 entry of /mnt/session/outputs left out: out (it is a link)]";
+    assert!(reply.text.ends_with(told), "{}", reply.text);
+    let reply = call(&hands, "echo again", &mut known).await;
+    assert!(!reply.text.contains("[outputs"), "said once: {}", reply.text);
+    // Nothing else may be written beside the outputs.
+    let reply = bash(&hands, "s", 99, "touch /mnt/session/x").await.unwrap();
+    assert!(reply.is_error || reply.text.contains("Read-only"), "{}", reply.text);
+    hands.release(&key("s")).await.unwrap();
+    assert!(blobs.get("default", known.as_ref().unwrap()).await.is_ok(), "the log names it");
+}
+
+/// Only root reads what the sandbox's user has closed to itself.
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|found| std::os::unix::fs::MetadataExt::uid(&found) == 0)
 }

@@ -3,6 +3,7 @@
 //! **Architecture invariant:** the runtime knows no service, no vendor, no HTTP and no files. The
 //! same [`step::step`] runs in a Lambda function, in the local process and in the simulator.
 
+pub mod content;
 pub mod error;
 pub mod ids;
 pub mod ingress;

@@ -19,15 +19,18 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tailstep_api::{App, keys, router};
 use tailstep_core::{
-    ids::{SessionKey, UnixMs},
-    limits::Limits,
+    event::HandsReport,
+    files::{FileContent, Manifest, OutputFile},
+    ids::{BlobRef, SessionKey, UnixMs},
+    limits::{Limits, files::UPLOAD_BYTES_MAX},
     model::{Block, FailureKind, ModelAnswer, ModelFailure, ModelRequest, Stop, Usage},
     raw::RawJson,
 };
 use tailstep_runtime::{
     Runtime,
-    memory::{MemoryDocuments, MemoryLog, MemoryQueue},
-    ports::{Clock, Hands, HandsError, Model, ToolOrder, ToolReply},
+    content::ContentWriter,
+    memory::{MemoryBlobs, MemoryDocuments, MemoryLog, MemoryQueue},
+    ports::{Blobs, Clock, Hands, HandsError, Model, ToolOrder, ToolReply},
     prefix::Prefixes,
     step::step,
 };
@@ -65,8 +68,9 @@ impl Model for FakeModel {
     }
 }
 
-/// Every call works.
-pub(crate) struct FakeHands;
+/// Every call works, and may put out what it was told to.
+#[derive(Default)]
+pub(crate) struct FakeHands(Mutex<Option<BlobRef>>);
 
 #[async_trait]
 impl Hands for FakeHands {
@@ -74,6 +78,7 @@ impl Hands for FakeHands {
         Ok(ToolReply {
             text: format!("{} ran", order.tool),
             is_error: false,
+            report: HandsReport { outputs: self.0.lock().unwrap().take(), ..Default::default() },
             ..ToolReply::default()
         })
     }
@@ -126,9 +131,11 @@ pub(crate) struct Bench {
     pub(crate) router: Router,
     pub(crate) runtime: Runtime,
     pub(crate) documents: Arc<MemoryDocuments>,
+    pub(crate) blobs: Arc<MemoryBlobs>,
     pub(crate) log: Arc<MemoryLog>,
     clock: Arc<StillClock>,
     model: Arc<FakeModel>,
+    hands: Arc<FakeHands>,
 }
 
 /// An answer of the API.
@@ -170,11 +177,13 @@ impl Bench {
         clock.0.store(1_796_000_000_000, Ordering::SeqCst);
         let (log, model) = (Arc::new(MemoryLog::default()), Arc::new(FakeModel::default()));
         let documents = Arc::new(MemoryDocuments::default());
+        let hands = Arc::new(FakeHands::default());
+        let blobs = Arc::new(MemoryBlobs::default());
         let runtime = Runtime {
             log: log.clone(),
             queue: Arc::new(MemoryQueue::new(clock.clone(), 30_000)),
             model: model.clone(),
-            hands: Arc::new(FakeHands),
+            hands: hands.clone(),
             clock: clock.clone(),
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(0)),
@@ -182,12 +191,47 @@ impl Bench {
         for (key, tenant) in [(KEY, "one"), (OTHER_KEY, "two")] {
             keys::ensure_key(documents.as_ref(), tenant, key, "test", 0).await.unwrap();
         }
-        let app = App { runtime: runtime.clone(), documents: documents.clone(), stream_max_ms };
-        Self { router: router(app.clone()), app, runtime, documents, log, clock, model }
+        let app = App {
+            runtime: runtime.clone(),
+            documents: documents.clone(),
+            blobs: blobs.clone(),
+            upload_bytes_max: UPLOAD_BYTES_MAX,
+            stream_max_ms,
+        };
+        Self {
+            router: router(app.clone()),
+            app,
+            runtime,
+            documents,
+            blobs,
+            log,
+            clock,
+            model,
+            hands,
+        }
     }
 
     pub(crate) fn advance(&self, ms: u64) {
         self.clock.0.fetch_add(ms, Ordering::SeqCst);
+    }
+
+    /// A call of `session` that leaves exactly these files: path, bytes, and when they were first
+    /// seen.
+    pub(crate) async fn puts_out(&self, session: &str, files: &[(&str, &[u8], UnixMs)]) {
+        let mut manifest = Manifest::empty();
+        for (path, bytes, collected_at_ms) in files {
+            let mut writer = ContentWriter::new(self.blobs.as_ref(), "one");
+            writer.write(bytes).await.unwrap();
+            let content: FileContent = writer.finish().await.unwrap();
+            let path = (*path).to_owned();
+            manifest.files.push(OutputFile { path, content, collected_at_ms: *collected_at_ms });
+        }
+        let encoded = manifest.encode().unwrap();
+        let blob = self.blobs.put("one", encoded.into()).await.unwrap();
+        *self.hands.0.lock().unwrap() = Some(blob);
+        self.model_answers([calls("bash"), says("done")]);
+        self.say(session, "put out").await;
+        self.settle().await;
     }
 
     /// What the model answers next, after what it was told before.

@@ -6,6 +6,7 @@ mod bench;
 mod environments;
 mod errors;
 mod failing;
+mod files;
 mod history;
 mod keys;
 mod paging;

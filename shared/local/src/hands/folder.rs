@@ -9,6 +9,7 @@ use std::{
 
 use tailstep_core::ids::SessionKey;
 
+use super::outputs::Outputs;
 use crate::files::{component, make_private_dir};
 
 /// Where the workspace of session `key` is, or will be: whoever wants files in it puts them there
@@ -40,6 +41,10 @@ impl Folder {
             File::create(mark)?;
         }
         Ok(had_one)
+    }
+
+    pub(super) fn outputs(&self) -> Outputs {
+        Outputs::of(&self.dir)
     }
 
     /// Removes all of it, folders included that were made unreadable inside. Idempotent.

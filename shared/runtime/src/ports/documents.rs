@@ -59,6 +59,10 @@ pub enum DocumentKind {
     ApiKey,
     /// What a client's idempotency key made. Id: SHA-256 of route and key.
     Request,
+    /// An uploaded file; its bytes are blobs.
+    File,
+    /// A session's output that a client has deleted. Id: the output's file id.
+    HiddenOutput,
 }
 
 impl DocumentKind {
@@ -70,6 +74,8 @@ impl DocumentKind {
             Self::Environment => "environment",
             Self::ApiKey => "api_key",
             Self::Request => "request",
+            Self::File => "file",
+            Self::HiddenOutput => "hidden_output",
         }
     }
 }

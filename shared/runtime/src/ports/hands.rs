@@ -31,6 +31,8 @@ pub struct ToolOrder {
     pub environment: EnvironmentSpec,
     /// The workspace before the call, where the hands carry it as a blob.
     pub workspace: Option<BlobRef>,
+    /// The manifest of the outputs before the call, as the log knows it.
+    pub outputs: Option<BlobRef>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -121,7 +121,10 @@ async fn run_tool(
 ) -> Result<Event, RuntimeError> {
     let order = order(runtime, loaded, call).await?;
     // The hands keep the limit themselves and say what was cut off; this is for hands that hang.
-    let limit_ms = order.timeout_ms.saturating_add(runtime.limits.deadline_margin_ms);
+    let limit_ms = order
+        .timeout_ms
+        .saturating_add(runtime.limits.collect_ms_max)
+        .saturating_add(runtime.limits.deadline_margin_ms);
     let reply = match within(limit_ms, deadline, runtime.hands.execute(&order)).await {
         Some(reply) => reply,
         None => Err(HandsError::Lost { what: "no reply in time".to_owned() }),
@@ -175,6 +178,7 @@ async fn order(
         timeout_ms: runtime.limits.tool_ms_max,
         environment: origin.environment.clone(),
         workspace: loaded.session.workspace.clone(),
+        outputs: loaded.session.outputs.clone(),
     })
 }
 

@@ -69,6 +69,8 @@ impl Default for Limits {
             path_bytes_max: files::PATH_BYTES_MAX,
             left_out_named_max: files::LEFT_OUT_NAMED_MAX,
             chunk_bytes: files::CHUNK_BYTES,
+            // Ten seconds below what a step waits for it (`Limits::collect_ms_max` of the core): for
+            // the piece under way and the manifest.
             time_ms_max: 50_000,
         }
     }
