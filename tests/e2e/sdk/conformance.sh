@@ -48,6 +48,7 @@ failed=0
 for version in $versions; do
     python="$root/.venv/anthropic-$version/bin/python"
     "$python" "$here/sdk/stage1.py" || failed=1
+    "$python" "$here/sdk/files.py" || failed=1
     if [ -n "${TAILSTEP_CONFORMANCE:-}" ]; then
         "$python" "$TAILSTEP_CONFORMANCE" --stage 1 || failed=1
     fi
