@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use tailstep_api::{App, router_for};
+use tailstep_api::{App, HandsFeatures, router_for};
 use tailstep_core::{
     ids::SessionKey,
     limits::{Limits, files::UPLOAD_BYTES_MAX},
@@ -26,6 +26,10 @@ use crate::api::Api;
 
 /// The local form has one tenant.
 pub(crate) const TENANT: &str = "default";
+
+/// What sandboxes of this machine can be given.
+pub(crate) const HANDS: HandsFeatures =
+    HandsFeatures { files: true, skills: false, packages: false };
 
 /// Conversations kept at hand between model calls; a cache of what the log holds.
 const PREFIXES_MAX: usize = 256;
@@ -102,6 +106,7 @@ impl Home {
             documents: self.local.documents.clone(),
             blobs: self.local.blobs.clone(),
             upload_bytes_max: UPLOAD_BYTES_MAX,
+            hands: HANDS,
             stream_max_ms: None,
         };
         Api::new(router_for(app, TENANT))

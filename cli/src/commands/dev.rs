@@ -25,7 +25,7 @@ use tokio::{
 use super::DataArgs;
 use crate::{
     engine::Engine,
-    home::{Home, TENANT, Tools},
+    home::{HANDS, Home, TENANT, Tools},
     logging,
     signals::Stop,
 };
@@ -84,6 +84,7 @@ async fn dev(args: &Args) -> anyhow::Result<()> {
         documents: home.local.documents.clone(),
         blobs: home.local.blobs.clone(),
         upload_bytes_max: UPLOAD_BYTES_MAX,
+        hands: HANDS,
         stream_max_ms: None,
     };
     let (closing, closed) = watch::channel(false);

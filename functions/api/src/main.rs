@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambda_http::{Error, run_with_streaming_response};
-use tailstep_api::{App, keys, router};
+use tailstep_api::{App, HandsFeatures, keys, router};
 use tailstep_aws::{Clients, Config, NoHands, Ports};
 use tailstep_core::limits::{Limits, input::BODY_BYTES_MAX};
 use tailstep_model::Router;
@@ -46,6 +46,7 @@ async fn main() -> Result<(), Error> {
         documents,
         blobs: ports.blobs,
         upload_bytes_max: BODY_BYTES_MAX as u64,
+        hands: HandsFeatures::default(),
         stream_max_ms: Some(STREAM_MS_MAX),
     };
     run_with_streaming_response(router(app)).await

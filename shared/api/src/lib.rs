@@ -48,9 +48,23 @@ pub struct App {
     pub blobs: Arc<dyn Blobs>,
     /// The longest file that can be uploaded. A function needs less than what its host lets in.
     pub upload_bytes_max: u64,
+    /// What sandboxes can be given.
+    pub hands: HandsFeatures,
     /// An event stream ends cleanly after this long; `None` leaves it open. A function needs less
     /// than its own time limit here.
     pub stream_max_ms: Option<u64>,
+}
+
+/// What the deployment's hands can do for a session beyond running its tools. What they cannot do is
+/// refused when it is asked for, not ignored when it is needed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HandsFeatures {
+    /// Files in the sandbox that the session was given.
+    pub files: bool,
+    /// Skills in the sandbox.
+    pub skills: bool,
+    /// Packages installed before the first call.
+    pub packages: bool,
 }
 
 /// [`App`] and what the process remembers between requests: caches only, each may be lost.
@@ -117,6 +131,8 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/sessions/{id}/archive", post(sessions::archive))
         .route("/v1/sessions/{id}/events", post(events::send).get(events::list))
         .route("/v1/sessions/{id}/events/stream", get(events::stream))
+        .route("/v1/sessions/{id}/resources", get(sessions::list_resources))
+        .route("/v1/sessions/{id}/resources/{resource_id}", get(sessions::retrieve_resource))
         .route("/v1/files", post(files::upload).get(files::list))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::download))

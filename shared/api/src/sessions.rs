@@ -4,6 +4,7 @@
 mod body;
 mod firsts;
 mod list;
+mod resources;
 
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ use crate::{
     repeat::Creation,
     store,
 };
+pub(crate) use resources::{list as list_resources, retrieve as retrieve_resource};
 
 const ID_PREFIX: &str = "sesn_";
 
@@ -57,7 +59,7 @@ pub(crate) async fn create(
             Err(error) => return Err(error),
         }
     }
-    let wanted = body::Wanted::read(Fields::of_body(&body)?)?;
+    let wanted = body::Wanted::read(&api, Fields::of_body(&body)?)?;
     let created = pinned(&api, &caller, wanted).await?;
     creation.reserve(&api, &caller).await?;
     let key = SessionKey::new(caller.tenant, creation.id);
@@ -67,7 +69,8 @@ pub(crate) async fn create(
 
 /// The agent as it is now, and the environment: what the session keeps whatever becomes of them.
 async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Created, ApiError> {
-    let body::Wanted { agent_id, agent_version, environment_id, title, metadata } = wanted;
+    let body::Wanted { agent_id, agent_version, environment_id, title, metadata, resources } =
+        wanted;
     let agent = agents::at_version(api, caller, &agent_id, agent_version).await?;
     if agent.value.archived_at_ms.is_some() {
         return Err(ApiError::invalid(format!(
@@ -81,7 +84,9 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
     let agent = agent.value.spec;
     let known = api.app.runtime.model.check(&agent.model.id);
     known.map_err(|what| ApiError::invalid(format!("agent: its model cannot be used: {what}")))?;
-    Ok(Created { agent, environment: EnvironmentSpec::cloud(environment_id), title, metadata })
+    let resources = resources::resolve(api, caller, resources).await?;
+    let environment = EnvironmentSpec::cloud(environment_id);
+    Ok(Created { agent, environment, title, metadata, resources })
 }
 
 pub(crate) async fn retrieve(

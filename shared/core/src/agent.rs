@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::egress::Networking;
+use crate::{egress::Networking, ids::BlobRef};
 
 /// An agent's definition at one version. A session keeps its own copy, so later versions, deploys
 /// and roll-backs do not change a running session.
@@ -20,6 +20,23 @@ pub struct AgentSpec {
     pub system: Option<String>,
     #[serde(default)]
     pub tools: Vec<ToolEntry>,
+    /// In the order in which the model is told of them; no two have the same name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skills: Vec<SkillSpec>,
+}
+
+/// A skill at one version: a directory of instructions and files that the sandbox sees, read-only,
+/// below [`SKILLS_DIRECTORY`](crate::files::SKILLS_DIRECTORY).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkillSpec {
+    pub skill_id: String,
+    pub version: String,
+    /// The directory's name: lower-case letters, digits and `-`.
+    pub name: String,
+    /// One line that says when to use it.
+    pub description: String,
+    /// The [`Manifest`](crate::files::Manifest) of its files.
+    pub manifest: BlobRef,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

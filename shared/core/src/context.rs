@@ -6,9 +6,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    agent::AgentSpec,
+    agent::{AgentSpec, SkillSpec},
     content::Content,
     event::{Created, Event, Input, ModelAnswered, ToolFinished},
+    files::{FileResource, SKILLS_DIRECTORY},
     ids::Position,
     limits::Limits,
     model::{Block, Message, ModelRequest, Part, Role, Stop},
@@ -25,6 +26,7 @@ const EMPTY_ERROR: &str = "(failed without a message)";
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     agent: Option<AgentSpec>,
+    system: Option<String>,
     messages: Arc<Vec<Message>>,
     /// Messages from users that no model call has shown yet.
     waiting: BTreeMap<Position, Vec<Content>>,
@@ -54,7 +56,8 @@ impl Context {
     fn event(&mut self, place: Position, event: &Event) {
         match event {
             Event::Created(created) => {
-                let Created { agent, .. } = created.as_ref();
+                let Created { agent, resources, .. } = created.as_ref();
+                self.system = system(agent, resources);
                 self.agent = Some(agent.clone());
             }
             Event::Received(received) => {
@@ -138,10 +141,82 @@ impl Context {
         Some(ModelRequest {
             model: agent.model.id.clone(),
             effort: agent.model.effort.clone(),
-            system: agent.system.clone(),
+            system: self.system.clone(),
             tools: toolset::definitions(&agent.tools),
             messages: self.messages.clone(),
             output_tokens_max: limits.output_tokens_max,
         })
+    }
+}
+
+/// The agent's own words, and behind them what its sandboxes are given. Part of every prompt: its
+/// bytes depend on the first event alone.
+fn system(agent: &AgentSpec, files: &[FileResource]) -> Option<String> {
+    let mut parts: Vec<String> = agent.system.iter().cloned().collect();
+    if !agent.skills.is_empty() {
+        let mut part =
+            "# Skills\n\nThese skills are installed, read-only. When a task is what a skill \
+            is for, read its SKILL.md before you begin, and follow it.\n"
+                .to_owned();
+        for SkillSpec { name, description, .. } in &agent.skills {
+            part.push_str(&format!("\n- {SKILLS_DIRECTORY}/{name}/SKILL.md: {description}"));
+        }
+        parts.push(part);
+    }
+    if !files.is_empty() {
+        let mut part = "# Files\n\nThe user has given you these files, read-only.\n".to_owned();
+        for FileResource { mount_path, filename, content, .. } in files {
+            let size_bytes = content.size_bytes;
+            part.push_str(&format!("\n- {mount_path} ({filename}, {size_bytes} bytes)"));
+        }
+        parts.push(part);
+    }
+    (!parts.is_empty()).then(|| parts.join("\n\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{agent::ModelSpec, files::FileContent, ids::BlobRef};
+
+    #[test]
+    fn what_is_given_stands_behind_the_agents_own_words() {
+        let model = ModelSpec { id: "m".into(), speed: None, effort: None };
+        let mut agent = AgentSpec {
+            id: "agent_1".into(),
+            version: 1,
+            name: "a".into(),
+            description: None,
+            model,
+            system: Some("Own words.".into()),
+            tools: Vec::new(),
+            skills: Vec::new(),
+        };
+        assert_eq!(system(&agent, &[]).as_deref(), Some("Own words."));
+        agent.skills.push(SkillSpec {
+            skill_id: "skill_1".into(),
+            version: "v".into(),
+            name: "make-pdf".into(),
+            description: "Makes PDF files.".into(),
+            manifest: BlobRef::of(b""),
+        });
+        let content = FileContent { size_bytes: 12, sha256: String::new(), chunks: Vec::new() };
+        let file = FileResource {
+            id: "sesrsc_1".into(),
+            file_id: "file_1".into(),
+            filename: "a.csv".into(),
+            mount_path: "/mnt/session/uploads/file_1".into(),
+            content,
+            added_at_ms: 0,
+        };
+        let want = "Own words.\n\n# Skills\n\nThese skills are installed, read-only. When a task is \
+            what a skill is for, read its SKILL.md before you begin, and follow it.\n\n\
+            - /skills/make-pdf/SKILL.md: Makes PDF files.\n\n# Files\n\nThe user has given you these \
+            files, read-only.\n\n- /mnt/session/uploads/file_1 (a.csv, 12 bytes)";
+        assert_eq!(system(&agent, std::slice::from_ref(&file)).as_deref(), Some(want));
+        agent.system = None;
+        agent.skills.clear();
+        assert!(system(&agent, &[file]).unwrap().starts_with("# Files\n"));
+        assert_eq!(system(&agent, &[]), None);
     }
 }

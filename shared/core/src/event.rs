@@ -10,6 +10,7 @@ use crate::{
     agent::{AgentSpec, EnvironmentSpec},
     content::Content,
     egress::EgressDecision,
+    files::{FileResource, Given},
     ids::{BlobRef, Position, Seq, UnixMs},
     model::{ModelAnswer, ModelFailure},
 };
@@ -50,6 +51,15 @@ pub struct Created {
     pub title: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resources: Vec<FileResource>,
+}
+
+impl Created {
+    /// What the session's sandboxes are given.
+    pub fn given(&self) -> Given {
+        Given { files: self.resources.clone(), skills: self.agent.skills.clone() }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

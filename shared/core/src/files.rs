@@ -7,10 +7,20 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ids::{BlobRef, UnixMs};
+use crate::{
+    agent::SkillSpec,
+    ids::{BlobRef, UnixMs},
+    limits::files::PATH_BYTES_MAX,
+};
 
 /// Format of manifests; a newer one is left for newer code.
 pub const MANIFEST_FORMAT: u32 = 1;
+
+/// Where sandboxes see skills, each in a directory of its name.
+pub const SKILLS_DIRECTORY: &str = "/skills";
+
+/// Where sandboxes see the files that sessions are given, unless a session says another place.
+pub const UPLOADS_DIRECTORY: &str = "/mnt/session/uploads";
 
 /// The bytes of one file, in pieces of at most
 /// [`CHUNK_BYTES`](crate::limits::files::CHUNK_BYTES), so that no part of the system holds a whole
@@ -23,6 +33,91 @@ pub struct FileContent {
     /// In order; none for an empty file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<BlobRef>,
+}
+
+/// A file that a session was given when it was created. Its bytes are its own: the upload may be
+/// deleted or expire meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileResource {
+    pub id: String,
+    pub file_id: String,
+    pub filename: String,
+    /// Absolute and plain; the sandbox sees the file there, read-only.
+    pub mount_path: String,
+    pub content: FileContent,
+    pub added_at_ms: UnixMs,
+}
+
+/// Directories that belong to the sandbox; nothing that a session is given may cover or enter them.
+const TAKEN: [&str; 20] = [
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/mnt/session/outputs",
+    "/opt/tailstep",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/skills",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var",
+    "/workspace",
+];
+
+/// Says what is wrong with a place for a given file, if anything is.
+///
+/// # Errors
+/// One sentence without its subject, for people.
+pub fn check_mount_path(path: &str) -> Result<(), String> {
+    if path.len() > PATH_BYTES_MAX {
+        return Err(format!("must have at most {PATH_BYTES_MAX} bytes"));
+    }
+    let plain = |name: &str| {
+        !name.is_empty() && name != "." && name != ".." && name.len() <= NAME_BYTES_MAX
+    };
+    let names = path.strip_prefix('/').map(|rest| rest.split('/').all(plain));
+    if names != Some(true) || path.chars().any(char::is_control) {
+        return Err("must be an absolute path without `.`, `..`, empty or overlong names and \
+                    control characters"
+            .to_owned());
+    }
+    let taken = TAKEN.iter().find(|taken| is_within(path, taken) || is_within(taken, path));
+    match taken {
+        Some(taken) => Err(format!(
+            "must not lie in or above {taken}, which is the sandbox's own; {UPLOADS_DIRECTORY} is \
+             the usual place"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether `path` is `directory` or beneath it.
+pub fn is_within(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// What file systems take.
+const NAME_BYTES_MAX: usize = 255;
+
+/// What a session's sandboxes are given before their first call, read-only.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    pub files: Vec<FileResource>,
+    pub skills: Vec<SkillSpec>,
+}
+
+impl Given {
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.skills.is_empty()
+    }
 }
 
 /// Everything in a session's outputs directory at one moment.
@@ -128,6 +223,37 @@ mod tests {
         let empty = br#"{"v":1,"files":[]}"#;
         assert_eq!(Manifest::decode(empty).unwrap(), Manifest::empty());
         assert_eq!(Manifest::empty().encode().unwrap(), empty);
+    }
+
+    #[test]
+    fn given_files_stay_out_of_the_sandboxes_own_places() {
+        for good in ["/mnt/session/uploads/file_1", "/data/a b.csv", "/opt/x", "/home/x", "/usrx"] {
+            assert_eq!(check_mount_path(good), Ok(()), "{good}");
+        }
+        let long = format!("/{}", "n".repeat(256));
+        for bad in [
+            "",
+            "/",
+            "data",
+            "/data/",
+            "//data",
+            "/a/../b",
+            "/a/./b",
+            "/a\nb",
+            &long,
+            "/usr",
+            "/usr/bin/env",
+            "/workspace/x",
+            "/mnt",
+            "/mnt/session",
+            "/mnt/session/outputs/x",
+            "/opt/tailstep/packages",
+            "/opt",
+            "/etc/passwd",
+            "/skills/x",
+        ] {
+            assert!(check_mount_path(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -109,6 +109,10 @@ pub mod input {
 pub mod files {
     /// One uploaded file, where the host takes bodies of any length. The protocol's own limit.
     pub const UPLOAD_BYTES_MAX: u64 = 500 << 20;
+    /// Files that one session is given: each is a mount of its own in every sandbox.
+    pub const RESOURCES_MAX: usize = 64;
+    /// These together. They are copied for each session.
+    pub const RESOURCES_BYTES_MAX: u64 = 1 << 30;
     /// One piece of a file: the most that is held in memory at once for one reader or writer, and
     /// few enough of them that the list of the largest file's pieces fits a document.
     pub const CHUNK_BYTES: usize = 8 << 20;

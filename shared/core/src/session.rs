@@ -63,6 +63,13 @@ pub struct Origin {
     pub title: Option<String>,
     /// Names of the tools the agent may use, in the order in which the model sees them.
     pub tools: Vec<String>,
+    /// Its sandboxes are given files or skills, which stand in the first event.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub has_given: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 //! ended when it has been idle for a while or room is needed, over a workspace that outlives it.
 
 mod folder;
+mod given;
 mod outputs;
 mod pool;
 
@@ -99,7 +100,11 @@ impl LocalHands {
     }
 
     /// The session's sandbox, and whether it is another one than the call before may have had.
-    async fn ready(&self, session: &Use<'_>, key: &SessionKey) -> Result<(Live, bool), HandsError> {
+    async fn ready(
+        &self,
+        session: &Use<'_>,
+        order: &ToolOrder,
+    ) -> Result<(Live, bool), HandsError> {
         let mut held = session.slot().lock_owned().await;
         match &*held {
             Some(live) if !self.is_worn(live) => return Ok((live.clone(), false)),
@@ -113,11 +118,14 @@ impl LocalHands {
             unavailable(format!("all {} sandboxes are at work", self.config.live_max))
         })?;
         let room = room.ok_or_else(|| unavailable("the process is ending".to_owned()))?;
-        let folder = Folder::of(&self.data_dir, key);
+        let folder = Folder::of(&self.data_dir, &order.key);
         let had_one = folder.prepare().map_err(|error| unavailable(error.to_string()))?;
         let outputs = folder.outputs().mount().map_err(|error| unavailable(error.to_string()))?;
+        let blobs = self.blobs.as_ref();
+        let given = given::prepare(folder.dir(), blobs, &order.key.tenant, &order.given).await;
         let mut spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
         spec.mounts.push(outputs);
+        spec.mounts.extend(given.map_err(|error| unavailable(chain(&error)))?);
         let sandbox =
             Sandbox::provision(&spec).await.map_err(|error| unavailable(chain(&error)))?;
         let live = Live::new(sandbox, room);
@@ -162,7 +170,7 @@ impl LocalHands {
 impl Hands for LocalHands {
     async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
         let session = self.pool.enter(&order.key);
-        let (live, new) = self.ready(&session, &order.key).await?;
+        let (live, new) = self.ready(&session, order).await?;
         let call = Call {
             call_id: format!("{}.{}.{}", order.call.seq, order.call.event, order.call.part),
             tool: order.tool.clone(),

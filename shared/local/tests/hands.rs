@@ -12,12 +12,13 @@ use std::{
 
 use tailstep_core::{
     agent::EnvironmentSpec,
-    files::Manifest,
+    files::{FileResource, Given, Manifest},
     ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
 use tailstep_local::{HandsConfig, LocalHands, workspace_dir};
 use tailstep_runtime::{
+    content::ContentWriter,
     memory::MemoryBlobs,
     ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply},
 };
@@ -41,9 +42,10 @@ fn main() -> ExitCode {
         a_worn_sandbox_is_replaced_between_calls().await;
         release_ends_a_running_call_and_removes_everything().await;
         outputs_become_blobs_and_a_manifest().await;
+        what_a_session_is_given_is_there_and_stays_as_it_is().await;
         closed_hands_refuse().await;
     });
-    println!("11 laws of the local hands hold");
+    println!("12 laws of the local hands hold");
     ExitCode::SUCCESS
 }
 
@@ -83,6 +85,7 @@ fn order(session: &str, seq: u64, command: &str) -> ToolOrder {
         input: RawJson::encode(&serde_json::json!({ "command": command })).unwrap(),
         timeout_ms: 30_000,
         environment: EnvironmentSpec::cloud("env_1"),
+        given: Given::default(),
         workspace: None,
         outputs: None,
     }
@@ -329,6 +332,37 @@ async fn outputs_become_blobs_and_a_manifest() {
     assert!(reply.is_error || reply.text.contains("Read-only"), "{}", reply.text);
     hands.release(&key("s")).await.unwrap();
     assert!(blobs.get("default", known.as_ref().unwrap()).await.is_ok(), "the log names it");
+}
+
+async fn what_a_session_is_given_is_there_and_stays_as_it_is() {
+    let data = tempfile::tempdir().unwrap();
+    let blobs = Arc::new(MemoryBlobs::default());
+    let hands = LocalHands::new(data.path(), blobs.clone(), config());
+    let mut writer = ContentWriter::new(blobs.as_ref(), "default");
+    writer.write(b"given bytes\n").await.unwrap();
+    let content = writer.finish().await.unwrap();
+    let file = |id: &str, mount_path: &str| FileResource {
+        id: id.to_owned(),
+        file_id: "file_1".to_owned(),
+        filename: "a.txt".to_owned(),
+        mount_path: mount_path.to_owned(),
+        content: content.clone(),
+        added_at_ms: 0,
+    };
+    let files = vec![file("r1", "/mnt/session/uploads/file_1"), file("r2", "/data/in/a b.txt")];
+    let given = Given { files, skills: Vec::new() };
+    let command = "cat /mnt/session/uploads/file_1 '/data/in/a b.txt'; \
+                   echo x > /mnt/session/uploads/file_1; rm -f '/data/in/a b.txt'; ls -l /data/in";
+    for (round, hands) in
+        [&hands, &LocalHands::new(data.path(), blobs, config())].iter().enumerate()
+    {
+        let order = ToolOrder { given: given.clone(), ..order("s", round as u64, command) };
+        let reply = hands.execute(&order).await.unwrap();
+        assert_eq!(reply.text.matches("given bytes").count(), 2, "{}", reply.text);
+        let (denied, busy) = ("Read-only file system", "busy");
+        assert!(reply.text.contains(denied) || reply.text.contains(busy), "{}", reply.text);
+        hands.close().await;
+    }
 }
 
 /// Only root reads what the sandbox's user has closed to itself.

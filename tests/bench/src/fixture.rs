@@ -164,9 +164,11 @@ fn created() -> Created {
             model: ModelSpec { id: "scripted/echo".to_owned(), speed: None, effort: None },
             system: None,
             tools: vec![ToolEntry::Toolset { default_enabled: true, enabled: [].into() }],
+            skills: Vec::new(),
         },
         environment: EnvironmentSpec::cloud("env_bench"),
         title: None,
         metadata: [].into(),
+        resources: Vec::new(),
     }
 }

@@ -156,6 +156,22 @@ impl Dev {
         session["id"].as_str().map(str::to_owned).context("a session without an id")
     }
 
+    /// As [`Self::session`], and the session is given these resources.
+    ///
+    /// # Errors
+    /// When a request fails.
+    pub fn session_with(&self, model: &str, resources: &Value) -> anyhow::Result<String> {
+        let plain = self.session(model)?;
+        let plain = self.ok("GET", &format!("/v1/sessions/{plain}"), None)?;
+        let session = serde_json::json!({
+            "agent": plain["agent"]["id"],
+            "environment_id": plain["environment_id"],
+            "resources": resources,
+        });
+        let session = self.ok("POST", "/v1/sessions", Some(&session))?;
+        session["id"].as_str().map(str::to_owned).context("a session without an id")
+    }
+
     /// Sends a user's message.
     ///
     /// # Errors

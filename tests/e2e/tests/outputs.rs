@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tests_e2e::{Dev, dev::KEY, http};
 
@@ -159,4 +159,27 @@ fn outputs_survive_a_kill_and_what_is_left_out_is_told() {
     let said = bash(&dev, &session, "cat /mnt/session/outputs/report.txt");
     assert!(said.contains("report") && !said.contains("[outputs"), "{said}");
     assert_eq!(outputs(&dev, &session), listed, "nothing changed, so the ids are the same");
+}
+
+#[test]
+fn an_upload_and_another_sessions_output_are_given_to_a_session() {
+    let data = tempfile::tempdir().unwrap();
+    let dev = Dev::start(data.path(), &[], &[]).unwrap();
+    let first = dev.session("scripted/echo").unwrap();
+    bash(&dev, &first, "echo from the first > /mnt/session/outputs/note.txt");
+    let note = &outputs(&dev, &first)[0];
+    let size = 9 << 20;
+    let large = http::upload(&dev.url, KEY, "large.bin", size, &mut Noise::new(size)).unwrap();
+    let resources = json!([
+        {"type": "file", "file_id": note["id"], "mount_path": "/data/note.txt"},
+        {"type": "file", "file_id": large["id"]},
+    ]);
+    let second = dev.session_with("scripted/echo", &resources).unwrap();
+    let said = bash(&dev, &second, "cat /data/note.txt; sha256sum /mnt/session/uploads/*");
+    assert!(said.contains("from the first"), "{said}");
+    assert!(said.contains(&hash_of(Noise::new(size))), "{said}");
+    let said =
+        bash(&dev, &second, "rm /data/note.txt 2>&1; echo x 2>&1 > /data/note.txt; ls /data");
+    assert!(said.contains("note.txt"), "{said}");
+    assert!(said.contains("busy") || said.contains("Read-only"), "{said}");
 }

@@ -122,10 +122,12 @@ fn created(case: &Case) -> Created {
                 default_enabled: false,
                 enabled: BTreeMap::from([("bash".to_owned(), true), ("read".to_owned(), true)]),
             }],
+            skills: Vec::new(),
         },
         environment: EnvironmentSpec::cloud("env_01GOLDEN"),
         title: Some(case.name.to_owned()),
         metadata: BTreeMap::new(),
+        resources: Vec::new(),
     }
 }
 

@@ -121,10 +121,12 @@ async fn create(world: &Arc<World>, key: &SessionKey) {
             model: ModelSpec { id: format!("sim/{}", key.session), speed: None, effort: None },
             system: Some("You are a simulation.".to_owned()),
             tools: vec![ToolEntry::Toolset { default_enabled: true, enabled: [].into() }],
+            skills: Vec::new(),
         },
         environment: EnvironmentSpec::cloud("env_1"),
         title: None,
         metadata: [].into(),
+        resources: Vec::new(),
     };
     loop {
         let actor = world.enter(Role::Api);

@@ -45,6 +45,7 @@ pub(super) fn created(api: &Api, mut fields: Fields) -> Result<Draft, ApiError> 
             model: self::model(api, model)?,
             system: None,
             tools: Vec::new(),
+            skills: Vec::new(),
         },
         metadata: Metadata::new(),
     };

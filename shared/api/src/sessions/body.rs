@@ -9,8 +9,9 @@ use tailstep_core::{
 };
 use tailstep_runtime::ports::{Head, SessionStatus};
 
+use super::resources;
 use crate::{
-    agents,
+    Api, agents,
     error::ApiError,
     fields::{Fields, check_length},
     metadata::{EmptyValue, Metadata, patched},
@@ -27,10 +28,11 @@ pub(super) struct Wanted {
     pub(super) environment_id: String,
     pub(super) title: Option<String>,
     pub(super) metadata: Metadata,
+    pub(super) resources: Vec<resources::Wish>,
 }
 
 impl Wanted {
-    pub(super) fn read(mut fields: Fields) -> Result<Self, ApiError> {
+    pub(super) fn read(api: &Api, mut fields: Fields) -> Result<Self, ApiError> {
         let agent = fields.take("agent");
         let agent = agent.ok_or_else(|| fields.error("agent", "is required; name an agent id"))?;
         let (agent_id, agent_version) = agent_reference(agent)?;
@@ -41,11 +43,11 @@ impl Wanted {
         }
         let metadata = patched(&Metadata::new(), &mut fields, EmptyValue::Keeps)?;
         fields.unsupported("vault_ids", "vaults are")?;
-        fields.unsupported("resources", "session resources are")?;
+        let resources = resources::read(api, &mut fields)?;
         fields.unsupported("initial_events", "initial events are")?;
         fields.unsupported("budget", "budgets are")?;
         fields.finish()?;
-        Ok(Self { agent_id, agent_version, environment_id, title, metadata })
+        Ok(Self { agent_id, agent_version, environment_id, title, metadata, resources })
     }
 }
 
@@ -156,7 +158,7 @@ pub(super) fn shown(id: &str, created: &Created, shape: &Shape) -> Value {
         "environment_id": created.environment.id,
         "title": created.title,
         "metadata": created.metadata,
-        "resources": [],
+        "resources": created.resources.iter().map(resources::shown).collect::<Vec<_>>(),
         "vault_ids": [],
         "outcome_evaluations": [],
         "usage": usage,

@@ -17,7 +17,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tailstep_api::{App, keys, router};
+use tailstep_api::{App, HandsFeatures, keys, router};
 use tailstep_core::{
     event::HandsReport,
     files::{FileContent, Manifest, OutputFile},
@@ -196,6 +196,7 @@ impl Bench {
             documents: documents.clone(),
             blobs: blobs.clone(),
             upload_bytes_max: UPLOAD_BYTES_MAX,
+            hands: HandsFeatures { files: true, skills: true, packages: true },
             stream_max_ms,
         };
         Self {

@@ -258,7 +258,11 @@ async fn wrong_sessions() {
             ),
             (with("title", json!("t".repeat(513))), "title:", "at most 512"),
             (with("vault_ids", json!(["v"])), "vault_ids:", "not supported"),
-            (with("resources", json!([{"type": "file"}])), "resources:", "not supported"),
+            (
+                with("resources", json!([{"type": "memory_store"}])),
+                "resources[0].type:",
+                "not supported",
+            ),
             (with("initial_events", json!([{}])), "initial_events:", "not supported"),
             (with("budget", json!({"type": "limit"})), "budget:", "not supported"),
             (with("tools", json!([])), "tools:", "unknown field"),

@@ -11,6 +11,7 @@ mod history;
 mod keys;
 mod paging;
 mod repeats;
+mod resources;
 mod routes;
 mod sessions;
 mod streams;

@@ -157,10 +157,12 @@ fn created() -> Created {
                 default_enabled: false,
                 enabled: BTreeMap::from([("bash".to_owned(), true), ("read".to_owned(), true)]),
             }],
+            skills: Vec::new(),
         },
         environment: EnvironmentSpec::cloud("env_1"),
         title: None,
         metadata: BTreeMap::new(),
+        resources: Vec::new(),
     }
 }
 

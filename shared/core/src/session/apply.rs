@@ -89,6 +89,7 @@ fn on_created(session: &mut Session, created: &Created, at: At) -> Result<(), Wh
         environment: created.environment.clone(),
         title: created.title.clone(),
         tools: toolset::enabled(&created.agent.tools).map(str::to_owned).collect(),
+        has_given: !created.resources.is_empty() || !created.agent.skills.is_empty(),
     });
     Ok(())
 }

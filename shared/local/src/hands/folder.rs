@@ -43,6 +43,10 @@ impl Folder {
         Ok(had_one)
     }
 
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub(super) fn outputs(&self) -> Outputs {
         Outputs::of(&self.dir)
     }

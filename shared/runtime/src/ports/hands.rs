@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use tailstep_core::{
     agent::EnvironmentSpec,
     event::HandsReport,
+    files::Given,
     ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
@@ -29,6 +30,8 @@ pub struct ToolOrder {
     pub input: RawJson,
     pub timeout_ms: u64,
     pub environment: EnvironmentSpec,
+    /// What the session's sandboxes are given.
+    pub given: Given,
     /// The workspace before the call, where the hands carry it as a blob.
     pub workspace: Option<BlobRef>,
     /// The manifest of the outputs before the call, as the log knows it.

@@ -6,7 +6,8 @@ use std::{future::Future, time::Duration, time::Instant};
 use tailstep_core::{
     content::Content,
     event::{Event, HandsReport, ModelAnswered, ModelFailed, Origin, ToolFinished, ToolResult},
-    ids::{Position, Seq},
+    files::Given,
+    ids::{Position, Seq, SessionKey},
     limits::Limits,
     model::{Block, FailureKind, ModelAnswer, ModelFailure, Usage},
     raw::RawJson,
@@ -177,9 +178,19 @@ async fn order(
         input,
         timeout_ms: runtime.limits.tool_ms_max,
         environment: origin.environment.clone(),
+        given: if origin.has_given { given(runtime, &loaded.key).await? } else { Given::default() },
         workspace: loaded.session.workspace.clone(),
         outputs: loaded.session.outputs.clone(),
     })
+}
+
+/// The fold keeps only whether there is something: it is read for tool calls alone, and may be long.
+async fn given(runtime: &Runtime, key: &SessionKey) -> Result<Given, RuntimeError> {
+    let first = read_one(runtime.log.as_ref(), key, 1).await?;
+    match first.events.first() {
+        Some(Event::Created(created)) => Ok(created.given()),
+        Some(_) | None => Err(RuntimeError::NotFound { session: key.session.clone() }),
+    }
 }
 
 fn called(events: &[Event], call: Position) -> Option<(String, RawJson)> {
