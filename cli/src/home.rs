@@ -81,6 +81,7 @@ impl Home {
             queue: local.queue.clone(),
             model: Arc::new(router),
             hands,
+            documents: local.documents.clone(),
             clock: Arc::new(SystemClock),
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(PREFIXES_MAX)),

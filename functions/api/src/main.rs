@@ -36,6 +36,7 @@ async fn main() -> Result<(), Error> {
         queue: ports.queue,
         model: Arc::new(Router::new(&tailstep_model::Config::from_env()?, no_keys)?),
         hands: Arc::new(NoHands),
+        documents: ports.documents.clone(),
         clock: Arc::new(SystemClock),
         limits: Limits::default(),
         prefixes: Arc::new(Prefixes::new(0)),

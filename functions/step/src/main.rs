@@ -35,6 +35,7 @@ async fn main() -> Result<(), Error> {
         queue: ports.queue,
         model: Arc::new(Router::new(&tailstep_model::Config::from_env()?, secrets)?),
         hands: Arc::new(LambdaHands::new(clients.lambda.clone(), config.hands()?, ports.blobs)),
+        documents: ports.documents,
         clock: Arc::new(SystemClock),
         limits: Limits::default(),
         prefixes: Arc::new(Prefixes::new(PREFIXES_MAX)),

@@ -18,6 +18,7 @@ async fn main() -> Result<(), Error> {
         queue: ports.queue,
         model: Arc::new(NoModel),
         hands: Arc::new(NoHands),
+        documents: ports.documents,
         clock: Arc::new(SystemClock),
         limits: Limits::default(),
         prefixes: Arc::new(Prefixes::new(0)),

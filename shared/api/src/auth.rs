@@ -1,4 +1,5 @@
-//! Who is asking: a key, in either header, names a tenant.
+//! Who is asking: a key, in either header, names a tenant; an environment key or a work item's token
+//! names a part of one.
 
 use std::{
     collections::BTreeMap,
@@ -6,14 +7,14 @@ use std::{
 };
 
 use axum::{
-    extract::{Request, State},
+    extract::{MatchedPath, Request, State},
     http::{HeaderMap, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use tailstep_core::ids::{UnixMs, sha256_hex};
 
-use crate::{Api, error::ApiError, keys};
+use crate::{Api, environment_keys, error::ApiError, keys, scope::Scope, token};
 
 /// Keys remembered at once; a process serves few.
 const CACHED_MAX: usize = 1_024;
@@ -22,7 +23,7 @@ const CACHED_MAX: usize = 1_024;
 const CACHED_MS: u64 = 60_000;
 
 /// Longer ones are refused unread: none that we make is.
-const KEY_BYTES_MAX: usize = 512;
+const KEY_BYTES_MAX: usize = 1_024;
 
 /// Whose request it is.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub(crate) struct Caller {
     pub(crate) tenant: String,
     /// SHA-256 of the key; names the credential without holding it.
     pub(crate) key_hash: String,
+    /// What the credential is for.
+    pub(crate) scope: Scope,
 }
 
 /// Lets a request with a known key through, as its tenant's.
@@ -38,7 +41,11 @@ pub(crate) async fn require(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match caller(&api, request.headers()).await {
+    let caller = match caller(&api, request.headers()).await {
+        Ok(caller) => allowed(&caller, &request).map(|()| caller),
+        Err(error) => Err(error),
+    };
+    match caller {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -47,17 +54,34 @@ pub(crate) async fn require(
     }
 }
 
+fn allowed(caller: &Caller, request: &Request) -> Result<(), ApiError> {
+    let route = request.extensions().get::<MatchedPath>();
+    let route = route.map(MatchedPath::as_str).unwrap_or_default();
+    caller.scope.allow(request.method(), route, request.uri().path())
+}
+
 async fn caller(api: &Api, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let key = key_of(headers).ok_or_else(ApiError::unauthenticated)?;
     let key_hash = sha256_hex(key.as_bytes());
     let now_ms = api.now_ms();
+    if key.starts_with(token::PREFIX) {
+        let (tenant, scope) =
+            token::holder(&api.app.runtime, key).await?.ok_or_else(ApiError::unauthenticated)?;
+        return Ok(Caller { tenant, key_hash, scope });
+    }
+    if key.starts_with(environment_keys::PREFIX) {
+        let found = environment_keys::holder(api.app.documents.as_ref(), &key_hash).await?;
+        let (tenant, reach) = found.ok_or_else(ApiError::unauthenticated)?;
+        return Ok(Caller { tenant, key_hash, scope: Scope::Environment(reach) });
+    }
+    let scope = Scope::Tenant;
     if let Some(tenant) = api.keys.get(&key_hash, now_ms) {
-        return Ok(Caller { tenant, key_hash });
+        return Ok(Caller { tenant, key_hash, scope });
     }
     match keys::tenant_of(api.app.documents.as_ref(), &key_hash).await? {
         Some(tenant) => {
             api.keys.put(&key_hash, &tenant, now_ms);
-            Ok(Caller { tenant, key_hash })
+            Ok(Caller { tenant, key_hash, scope })
         }
         None => Err(ApiError::unauthenticated()),
     }

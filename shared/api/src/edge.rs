@@ -32,6 +32,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
+/// Both ids in a request's path.
+pub(crate) struct Ids(pub(crate) String, pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Ids {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        path.map(|Path((first, second))| Self(first, second))
+            .map_err(|_| ApiError::invalid("an id in the path is not UTF-8 text"))
+    }
+}
+
 /// Gives each request an id, and each error its envelope.
 ///
 /// The work runs as a task of its own: a client that hangs up cannot stop it between two writes, and

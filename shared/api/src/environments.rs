@@ -1,5 +1,6 @@
-//! Environments: where sessions' tools run. This version has one kind, `cloud`, with what the
-//! deployment's own sandbox offers; a session keeps the environment's id only.
+//! Environments: where sessions' tools run. In a `cloud` environment those are the
+//! deployment's own sandboxes; the calls of a `self_hosted` one are run by workers that fetch them
+//! ([`crate::work`]).
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tailstep_core::{ids::UnixMs, limits::input::NAME_CHARS_MAX};
+use tailstep_core::{agent::EnvironmentKind, ids::UnixMs, limits::input::NAME_CHARS_MAX};
 use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
 
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
     store::{self, Stored},
 };
 
-const ID_PREFIX: &str = "env_";
+pub(crate) const ID_PREFIX: &str = "env_";
 const PAGE_DEFAULT: usize = 20;
 const PAGE_MAX: usize = 100;
 const DESCRIPTION_CHARS_MAX: usize = 4_096;
@@ -37,6 +38,8 @@ const RACES_MAX: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     name: String,
+    #[serde(default)]
+    pub(crate) kind: EnvironmentKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default)]
@@ -67,6 +70,7 @@ pub(crate) async fn create(
     let now_ms = api.now_ms();
     let blank = Environment {
         name,
+        kind: EnvironmentKind::default(),
         description: None,
         metadata: Metadata::new(),
         updated_at_ms: now_ms,
@@ -129,6 +133,10 @@ pub(crate) async fn update(
         let next = with_rest(next, fields)?;
         if environment.archived_at_ms.is_some() {
             return Err(archived(&id));
+        }
+        if next.kind != environment.kind {
+            let what = "config.type: cannot be changed; make another environment";
+            return Err(ApiError::invalid(what).with_code("invalid_config_type_change"));
         }
         Ok(next)
     };
@@ -229,7 +237,7 @@ fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environ
     }
     environment.metadata = patched(&environment.metadata, &mut fields, EmptyValue::Deletes)?;
     if let Some(config) = fields.take("config") {
-        check_config(Fields::of(config, "config")?)?;
+        environment.kind = check_config(Fields::of(config, "config")?)?;
     }
     if let Some(scope) = fields.text("scope")?
         && scope != "organization"
@@ -240,12 +248,15 @@ fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environ
     Ok(environment)
 }
 
-/// There is one configuration; it may be spelt out.
-fn check_config(mut fields: Fields) -> Result<(), ApiError> {
+/// Whose hands run the tools. What the deployment's own hands may do is said for those only.
+fn check_config(mut fields: Fields) -> Result<EnvironmentKind, ApiError> {
     match fields.required_text("type")?.as_str() {
         "cloud" => {}
-        "self_hosted" => return Err(ApiError::unsupported("config.type", "self_hosted is")),
-        _ => return Err(fields.error("type", "must be cloud")),
+        "self_hosted" => {
+            fields.finish()?;
+            return Ok(EnvironmentKind::SelfHosted);
+        }
+        _ => return Err(fields.error("type", "must be cloud or self_hosted")),
     }
     if let Some(networking) = fields.take("networking") {
         let mut networking = Fields::of(networking, "config.networking")?;
@@ -267,25 +278,31 @@ fn check_config(mut fields: Fields) -> Result<(), ApiError> {
         }
         packages.finish()?;
     }
-    fields.finish()
+    fields.finish()?;
+    Ok(EnvironmentKind::Cloud)
 }
 
 fn shown(stored: &Stored<Environment>) -> Value {
-    let Environment { name, description, metadata, updated_at_ms, archived_at_ms } = &stored.value;
-    json!({
-        "id": stored.id,
-        "type": "environment",
-        "name": name,
-        "description": description,
-        "scope": "organization",
-        "config": {
+    let Environment { name, kind, description, metadata, updated_at_ms, archived_at_ms } =
+        &stored.value;
+    let config = match kind {
+        EnvironmentKind::SelfHosted => json!({"type": "self_hosted"}),
+        EnvironmentKind::Cloud => json!({
             "type": "cloud",
             "networking": {"type": "unrestricted"},
             "packages": {
                 "type": "packages",
                 "apt": [], "cargo": [], "gem": [], "go": [], "npm": [], "pip": [],
             },
-        },
+        }),
+    };
+    json!({
+        "id": stored.id,
+        "type": "environment",
+        "name": name,
+        "description": description,
+        "scope": "organization",
+        "config": config,
         "metadata": metadata,
         "created_at": stamp(stored.created_at_ms),
         "updated_at": stamp(*updated_at_ms),

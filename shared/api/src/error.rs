@@ -13,7 +13,10 @@ use tailstep_runtime::{
     error::{Retry, RuntimeError},
     ingress::IngressError,
     ports::{BlobsError, DocumentsError},
+    work::WorkError,
 };
+
+use crate::events::NO_CALL;
 
 /// Seconds after which a client may try again what failed for a passing reason. Stores recover from
 /// throttling within about that.
@@ -26,6 +29,8 @@ pub(crate) struct ApiError {
     kind: &'static str,
     message: String,
     code: Option<&'static str>,
+    /// More about it for programs, beside the code.
+    state: Option<Value>,
     /// Overrides the client's own choice whether to try again.
     pub(crate) should_retry: Option<bool>,
     pub(crate) retry_after_s: Option<u32>,
@@ -34,7 +39,15 @@ pub(crate) struct ApiError {
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, kind, message, code: None, should_retry: None, retry_after_s: None }
+        Self {
+            status,
+            kind,
+            message,
+            code: None,
+            state: None,
+            should_retry: None,
+            retry_after_s: None,
+        }
     }
 
     /// The request is wrong; `message` names the field and the remedy.
@@ -45,6 +58,11 @@ impl ApiError {
     /// `field` is a part of the protocol that this version does not have.
     pub(crate) fn unsupported(field: &str, what: &str) -> Self {
         Self::invalid(format!("{field}: {what} not supported by this version"))
+    }
+
+    /// `state` is shown as `details.current_state`.
+    pub(crate) fn with_state(self, state: Value) -> Self {
+        Self { state: Some(state), ..self }
     }
 
     pub(crate) fn with_code(self, code: &'static str) -> Self {
@@ -95,6 +113,16 @@ impl ApiError {
         Self { should_retry: Some(false), ..error }
     }
 
+    /// The key is a good one, and not for this.
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// What the request takes for granted is not so (any more).
+    pub(crate) fn precondition(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PRECONDITION_FAILED, "invalid_request_error", message)
+    }
+
     pub(crate) fn body_too_large() -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -129,6 +157,9 @@ impl ApiError {
         let mut error = json!({"type": self.kind, "message": self.message});
         if let Some(code) = self.code {
             error["details"] = json!({"error_code": code});
+            if let Some(state) = &self.state {
+                error["details"]["current_state"] = state.clone();
+            }
         }
         json!({"type": "error", "error": error, "request_id": request_id})
     }
@@ -164,12 +195,31 @@ impl From<IngressError> for ApiError {
                 "session {session} is running; send user.interrupt and wait for \
                  session.status_idle first"
             )),
+            IngressError::UnknownCall { index, .. } => {
+                Self::invalid(format!("events[{index}].tool_use_id: {NO_CALL}"))
+            }
+            IngressError::NotSelfHosted { index, .. } => Self::invalid(format!(
+                "events[{index}].type: user.tool_result is for sessions in self_hosted \
+                 environments; the calls of this one are run by the deployment"
+            )),
             IngressError::Full { .. } => {
                 let error =
                     Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", error.to_string());
                 Self { retry_after_s: Some(RETRY_AFTER_S), ..error }
             }
             IngressError::Runtime(error) => error.into(),
+        }
+    }
+}
+
+impl From<WorkError> for ApiError {
+    fn from(error: WorkError) -> Self {
+        match error {
+            WorkError::NotFound { id } => Self::not_found("work item", &id),
+            WorkError::Refused { item, source } => {
+                Self::conflict(format!("work item {}: {source}", item.id))
+            }
+            WorkError::Runtime(error) => error.into(),
         }
     }
 }

@@ -12,4 +12,8 @@ mod send;
 mod stream;
 mod view;
 
-pub(crate) use self::{list::list, send::send, stream::stream};
+pub(crate) use self::{
+    list::list,
+    send::{NO_CALL, send},
+    stream::stream,
+};

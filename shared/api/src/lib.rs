@@ -7,6 +7,7 @@
 mod agents;
 mod auth;
 mod edge;
+mod environment_keys;
 mod environments;
 mod error;
 mod events;
@@ -16,9 +17,12 @@ mod metadata;
 mod page;
 mod query;
 mod repeat;
+mod scope;
 mod sessions;
 mod stamp;
 mod store;
+mod token;
+mod work;
 
 pub mod keys;
 
@@ -26,7 +30,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Router, middleware,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use tailstep_runtime::{
     Runtime,
@@ -36,7 +40,9 @@ use tailstep_runtime::{
 use crate::{
     auth::{Caller, KeyCache},
     repeat::RecentCreates,
+    scope::Scope,
     sessions::Firsts,
+    work::Polling,
 };
 
 /// What the API works on.
@@ -73,6 +79,7 @@ struct Api {
     keys: KeyCache,
     creates: RecentCreates,
     firsts: Firsts,
+    polling: Polling,
 }
 
 impl Api {
@@ -93,7 +100,8 @@ pub fn router(app: App) -> Router {
 /// The same service for a process that calls itself: no key is asked for, and every request is
 /// `tenant`'s. Never put it on a socket.
 pub fn router_for(app: App, tenant: &str) -> Router {
-    let caller = Caller { tenant: tenant.to_owned(), key_hash: String::new() };
+    let caller =
+        Caller { tenant: tenant.to_owned(), key_hash: String::new(), scope: Scope::Tenant };
     in_envelope(routes().route_layer(Extension(caller)), api(app))
 }
 
@@ -103,6 +111,7 @@ fn api(app: App) -> Arc<Api> {
         keys: KeyCache::default(),
         creates: RecentCreates::default(),
         firsts: Firsts::default(),
+        polling: Polling::default(),
     })
 }
 
@@ -126,6 +135,18 @@ fn routes() -> Router<Arc<Api>> {
             get(environments::retrieve).post(environments::update).delete(environments::delete),
         )
         .route("/v1/environments/{id}/archive", post(environments::archive))
+        .route("/v1/environments/{id}/work", get(work::list))
+        .route("/v1/environments/{id}/work/poll", get(work::poll))
+        .route("/v1/environments/{id}/work/stats", get(work::stats))
+        .route("/v1/environments/{id}/work/{work_id}", get(work::retrieve).post(work::update))
+        .route("/v1/environments/{id}/work/{work_id}/ack", post(work::ack))
+        .route("/v1/environments/{id}/work/{work_id}/heartbeat", post(work::heartbeat))
+        .route("/v1/environments/{id}/work/{work_id}/stop", post(work::stop))
+        .route(
+            "/v1/x/environments/{id}/keys",
+            post(environment_keys::create).get(environment_keys::list),
+        )
+        .route("/v1/x/environments/{id}/keys/{key_id}", delete(environment_keys::delete))
         .route("/v1/sessions", post(sessions::create).get(sessions::list))
         .route("/v1/sessions/{id}", get(sessions::retrieve).delete(sessions::delete))
         .route("/v1/sessions/{id}/archive", post(sessions::archive))

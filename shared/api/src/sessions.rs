@@ -14,7 +14,7 @@ use axum::{
 };
 use serde_json::json;
 use tailstep_core::{
-    agent::EnvironmentSpec,
+    agent::{EnvironmentKind, EnvironmentSpec},
     event::{Created, EndReason},
     ids::SessionKey,
     session::Phase,
@@ -84,8 +84,14 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
     let agent = agent.value.spec;
     let known = api.app.runtime.model.check(&agent.model.id);
     known.map_err(|what| ApiError::invalid(format!("agent: its model cannot be used: {what}")))?;
+    let kind = environment.value.kind;
+    if kind == EnvironmentKind::SelfHosted && !resources.is_empty() {
+        return Err(ApiError::invalid(
+            "resources: files cannot be given to a session in a self_hosted environment",
+        ));
+    }
     let resources = resources::resolve(api, caller, resources).await?;
-    let environment = EnvironmentSpec::cloud(environment_id);
+    let environment = EnvironmentSpec { kind, ..EnvironmentSpec::cloud(environment_id) };
     Ok(Created { agent, environment, title, metadata, resources })
 }
 
@@ -116,6 +122,9 @@ pub(crate) async fn visible(api: &Api, caller: &Caller, id: &str) -> Result<Load
         Err(RuntimeError::NotFound { .. }) => return Err(missing()),
         Err(error) => return Err(error.into()),
     };
+    if !caller.scope.sees(id, &loaded.session) {
+        return Err(missing());
+    }
     match loaded.session.phase {
         Phase::Ended { reason: EndReason::Deleted, .. } => Err(missing()),
         Phase::Ended { reason: EndReason::Archived, .. } | Phase::Idle | Phase::Turn(_) => {

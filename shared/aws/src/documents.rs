@@ -2,7 +2,9 @@
 
 use async_trait::async_trait;
 use aws_sdk_dynamodb::{
-    Client, operation::put_item::PutItemError, types::ReturnValuesOnConditionCheckFailure,
+    Client,
+    operation::{delete_item::DeleteItemError, put_item::PutItemError},
+    types::ReturnValuesOnConditionCheckFailure,
 };
 use tailstep_runtime::{
     memory::check_document,
@@ -137,6 +139,28 @@ impl Documents for DynamoDocuments {
             .await
             .map_err(|error| sort("delete document", &error))?;
         Ok(())
+    }
+
+    async fn delete_at(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+        revision: u64,
+    ) -> Result<(), DocumentsError> {
+        let request = self
+            .client
+            .delete_item()
+            .table_name(&self.table)
+            .set_key(Some(place(tenant, kind, id)))
+            .condition_expression("attribute_not_exists(pk) OR revision = :revision")
+            .expression_attribute_values(":revision", number(revision));
+        let Err(error) = request.send().await else { return Ok(()) };
+        if let Some(DeleteItemError::ConditionalCheckFailedException(_)) = error.as_service_error()
+        {
+            return Err(DocumentsError::Conflict { id: id.to_owned() });
+        }
+        Err(sort("delete document", &error).into())
     }
 }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     agent::{AgentSpec, SkillSpec},
     content::Content,
-    event::{Created, Event, Input, ModelAnswered, ToolFinished},
+    event::{Created, Event, Input, ModelAnswered},
     files::{FileResource, SKILLS_DIRECTORY},
     ids::Position,
     limits::Limits,
@@ -30,8 +30,11 @@ pub struct Context {
     messages: Arc<Vec<Message>>,
     /// Messages from users that no model call has shown yet.
     waiting: BTreeMap<Position, Vec<Content>>,
-    /// Names of the model's calls that have no result yet.
+    /// Ids of the model's calls that have no result yet.
     calls: BTreeMap<Position, String>,
+    /// Results of the last answer's calls, until all have come: they are shown in the calls' order,
+    /// whatever the order in which they came.
+    results: BTreeMap<Position, Part>,
 }
 
 impl Context {
@@ -60,11 +63,15 @@ impl Context {
                 self.system = system(agent, resources);
                 self.agent = Some(agent.clone());
             }
-            Event::Received(received) => {
-                if let Input::Message { content } = &received.input {
+            Event::Received(received) => match &received.input {
+                Input::Message { content } => {
                     self.waiting.insert(place, content.clone());
                 }
-            }
+                Input::Interrupt => {}
+                Input::ToolResult { call, content, is_error } => {
+                    self.result(*call, content, *is_error);
+                }
+            },
             Event::ModelStarted(started) => {
                 for input in &started.inputs {
                     for block in self.waiting.remove(input).into_iter().flatten() {
@@ -75,9 +82,12 @@ impl Context {
                 }
             }
             Event::ModelAnswered(answered) => self.answer(place, answered),
-            Event::ToolFinished(finished) => self.result(finished),
+            Event::ToolFinished(finished) => {
+                self.result(finished.call, &finished.result.content, finished.result.is_error);
+            }
             Event::ModelFailed(_)
             | Event::ToolStarted(_)
+            | Event::ActionRequired(_)
             | Event::TurnEnded(_)
             | Event::Fenced(_)
             | Event::Ended(_) => {}
@@ -114,15 +124,20 @@ impl Context {
         }
     }
 
-    fn result(&mut self, finished: &ToolFinished) {
-        let Some(id) = self.calls.remove(&finished.call) else { return };
+    fn result(&mut self, call: Position, content: &[Content], is_error: bool) {
+        let Some(id) = self.calls.remove(&call) else { return };
         let mut content: Vec<Content> =
-            finished.result.content.iter().filter(|block| !block.is_blank()).cloned().collect();
+            content.iter().filter(|block| !block.is_blank()).cloned().collect();
         if content.is_empty() {
-            let marker = if finished.result.is_error { EMPTY_ERROR } else { EMPTY_RESULT };
+            let marker = if is_error { EMPTY_ERROR } else { EMPTY_RESULT };
             content.push(Content::text(marker));
         }
-        self.add(Role::User, Part::ToolResult { id, content, is_error: finished.result.is_error });
+        self.results.insert(call, Part::ToolResult { id, content, is_error });
+        if self.calls.is_empty() {
+            for (_, result) in std::mem::take(&mut self.results) {
+                self.add(Role::User, result);
+            }
+        }
     }
 
     /// Neighbours of one role become one message.

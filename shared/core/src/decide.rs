@@ -5,10 +5,10 @@
 use crate::{
     content::Content,
     event::{
-        Event, HandsReport, LimitName, ModelStarted, Origin, ToolFinished, ToolResult, ToolStarted,
-        TurnEnd, TurnEnded,
+        ActionRequired, Event, HandsReport, LimitName, ModelStarted, Origin, ToolFinished,
+        ToolResult, ToolStarted, TurnEnd, TurnEnded,
     },
-    ids::{Seq, UnixMs},
+    ids::{Position, Seq, UnixMs},
     limits::Limits,
     model::Broken,
     record::Record,
@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing, until somebody says something.
+    /// Nothing, until somebody says something or answers the calls of [`Session::awaits`].
     Rest,
     /// Nothing before that time.
     Wait { until_ms: UnixMs },
@@ -46,8 +46,10 @@ fn in_turn(session: &Session, turn: &Turn, now_ms: UnixMs, limits: &Limits) -> A
     if let Some(open) = &turn.open {
         return Action::Watch(open.clone());
     }
-    if let Some(call) = turn.calls.first() {
-        return on_call(session, call, turn.attempts);
+    match turn.calls.first() {
+        Some(_) if session.is_self_hosted() => return on_outside_calls(session, turn),
+        Some(call) => return on_call(session, call, turn.attempts),
+        None => {}
     }
     match &turn.finish {
         Some(TurnEnd::Completed) if !session.queued.is_empty() => {}
@@ -86,8 +88,36 @@ fn stop_turn(turn: &Turn, reason: TurnEnd) -> Vec<Event> {
 }
 
 fn on_call(session: &Session, call: &PendingCall, attempts: u32) -> Action {
+    if let Some(why) = refusal(session, call) {
+        return Action::Record(vec![answered(call, Origin::Refused, why)]);
+    }
+    let attempt = attempts.saturating_add(1);
+    Action::Start {
+        intent: Event::ToolStarted(ToolStarted { call: call.call, attempt }),
+        effect: Effect::Tool { call: call.call },
+    }
+}
+
+/// Calls that others run: what cannot run is refused here, and the rest is asked for once. Waiting
+/// for the answers costs nothing, so it is rest.
+fn on_outside_calls(session: &Session, turn: &Turn) -> Action {
+    for call in &turn.calls {
+        if let Some(why) = refusal(session, call) {
+            return Action::Record(vec![answered(call, Origin::Refused, why)]);
+        }
+    }
+    let calls: Vec<Position> = turn.calls.iter().map(|pending| pending.call).collect();
+    if turn.waiting == calls {
+        Action::Rest
+    } else {
+        Action::Record(vec![Event::ActionRequired(ActionRequired { calls })])
+    }
+}
+
+/// Why a call is answered without running; `None` when it can run.
+fn refusal(session: &Session, call: &PendingCall) -> Option<String> {
     let tools = session.origin.as_ref().map(|origin| origin.tools.as_slice()).unwrap_or_default();
-    let refusal = match call.broken {
+    Some(match call.broken {
         Some(Broken::Cut) => {
             "the arguments were cut off by the output limit and the tool did not run; \
              send the call again with shorter arguments"
@@ -100,17 +130,8 @@ fn on_call(session: &Session, call: &PendingCall, attempts: u32) -> Action {
             let available = if tools.is_empty() { "none".to_owned() } else { tools.join(", ") };
             format!("there is no tool of this name; available tools: {available}")
         }
-        None => {
-            return Action::Start {
-                intent: Event::ToolStarted(ToolStarted {
-                    call: call.call,
-                    attempt: attempts.saturating_add(1),
-                }),
-                effect: Effect::Tool { call: call.call },
-            };
-        }
-    };
-    Action::Record(vec![answered(call, Origin::Refused, refusal)])
+        None => return None,
+    })
 }
 
 fn answered(call: &PendingCall, origin: Origin, text: String) -> Event {

@@ -34,6 +34,8 @@ pub enum Event {
     ToolStarted(ToolStarted),
     /// Outcome: the one result of a tool call, whether it ran or not.
     ToolFinished(ToolFinished),
+    /// The turn waits for people or workers outside to answer calls.
+    ActionRequired(ActionRequired),
     /// The agent has stopped and waits for the user.
     TurnEnded(TurnEnded),
     /// An outcome that came after its attempt had lost the session. Kept for audit and for what it
@@ -77,6 +79,14 @@ pub enum Input {
     Message { content: Vec<Content> },
     /// Stop what is going on. Without effect on a session that is idle.
     Interrupt,
+    /// The one result of a call that somebody outside ran, in an environment of that kind.
+    ToolResult {
+        /// The place of the call.
+        call: Position,
+        content: Vec<Content>,
+        #[serde(default)]
+        is_error: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +183,13 @@ pub enum Origin {
     Cancelled,
     /// The hands failed, or every worker that ran the call died: it may have run in part.
     Unknown,
+}
+
+/// Written when a turn begins to wait for answers, and again whenever some of them have come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActionRequired {
+    /// All calls of the answer that have no result yet, in the model's order; never empty.
+    pub calls: Vec<Position>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,3 +18,4 @@ pub mod raw;
 pub mod record;
 pub mod session;
 pub mod toolset;
+pub mod work;

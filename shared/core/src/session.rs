@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    agent::EnvironmentSpec,
+    agent::{EnvironmentKind, EnvironmentSpec},
     event::{EndReason, TurnEnd},
     ids::{BlobRef, Position, Seq, UnixMs},
     model::{Broken, Usage},
@@ -91,6 +91,10 @@ pub struct Turn {
     /// Calls of the last answer that have no result yet, in the model's order.
     #[serde(default)]
     pub calls: Vec<PendingCall>,
+    /// Calls that somebody outside was last asked to answer. Once all are answered they stay here
+    /// until the model is asked again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Position>,
     /// The attempt that is in flight, if its outcome is not recorded yet.
     #[serde(default)]
     pub open: Option<Open>,
@@ -221,6 +225,28 @@ impl Session {
     /// The attempt in flight, if any.
     pub fn open(&self) -> Option<&Open> {
         self.turn().and_then(|turn| turn.open.as_ref())
+    }
+
+    /// Calls that somebody outside must answer before the turn goes on, in the model's order; empty
+    /// when it waits for nobody.
+    pub fn awaits(&self) -> &[Position] {
+        let named = |turn: &&Turn| turn.calls.iter().map(|pending| &pending.call).eq(&turn.waiting);
+        self.turn().filter(named).map(|turn| turn.waiting.as_slice()).unwrap_or_default()
+    }
+
+    /// Whether tools run outside, by workers that fetch their work over the API.
+    pub fn is_self_hosted(&self) -> bool {
+        let kind = self.origin.as_ref().map(|origin| origin.environment.kind);
+        kind == Some(EnvironmentKind::SelfHosted)
+    }
+
+    /// Whether there is something to do before the session rests: a turn is on, or a message waits.
+    pub fn is_busy(&self) -> bool {
+        match &self.phase {
+            Phase::Turn(_) => true,
+            Phase::Idle => !self.queued.is_empty(),
+            Phase::Ended { .. } => false,
+        }
     }
 
     /// The accepted request with this id, if it is recent.

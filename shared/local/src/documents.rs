@@ -49,7 +49,30 @@ impl Documents for LocalDocuments {
         kind: DocumentKind,
         id: &str,
     ) -> Result<(), DocumentsError> {
-        let op = Op::DeleteDocument { tenant: tenant.to_owned(), kind, id: id.to_owned() };
+        self.remove(tenant, kind, id, None).await
+    }
+
+    async fn delete_at(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+        revision: u64,
+    ) -> Result<(), DocumentsError> {
+        self.remove(tenant, kind, id, Some(revision)).await
+    }
+}
+
+impl LocalDocuments {
+    async fn remove(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+        revision: Option<u64>,
+    ) -> Result<(), DocumentsError> {
+        let op =
+            Op::DeleteDocument { tenant: tenant.to_owned(), kind, id: id.to_owned(), revision };
         self.store.ask(op).await.map_err(|refusal| documents_error(id, refusal))?;
         Ok(())
     }

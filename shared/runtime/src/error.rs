@@ -3,7 +3,7 @@
 use tailstep_core::{record::RecordError, session::Refused};
 use thiserror::Error;
 
-use crate::ports::{HandsError, LogError, QueueError};
+use crate::ports::{DocumentsError, HandsError, LogError, QueueError};
 
 #[derive(Debug, Error)]
 pub enum RuntimeError {
@@ -25,6 +25,8 @@ pub enum RuntimeError {
     Queue(#[from] QueueError),
     #[error(transparent)]
     Hands(#[from] HandsError),
+    #[error(transparent)]
+    Documents(#[from] DocumentsError),
 }
 
 /// What the caller of a failed operation must do.
@@ -43,6 +45,12 @@ impl RuntimeError {
                 Retry::Never
             }
             Self::Contended { .. } | Self::Hands(_) => Retry::Later,
+            Self::Documents(error) => match error {
+                DocumentsError::Conflict { .. } | DocumentsError::Unavailable { .. } => {
+                    Retry::Later
+                }
+                DocumentsError::Refused { .. } => Retry::Never,
+            },
             // A newer format is for newer code, which may be on its way.
             Self::Unreadable { .. } => Retry::Later,
             Self::Log(error) => match error {

@@ -16,13 +16,14 @@ pub mod prefix;
 pub mod record;
 pub mod step;
 pub mod sweep;
+pub mod work;
 
 use std::sync::Arc;
 
 use tailstep_core::limits::Limits;
 
 use self::{
-    ports::{Clock, Hands, Log, Model, Queue},
+    ports::{Clock, Documents, Hands, Log, Model, Queue},
     prefix::Prefixes,
 };
 
@@ -33,6 +34,8 @@ pub struct Runtime {
     pub queue: Arc<dyn Queue>,
     pub model: Arc<dyn Model>,
     pub hands: Arc<dyn Hands>,
+    /// Where the work of outside workers is written down.
+    pub documents: Arc<dyn Documents>,
     pub clock: Arc<dyn Clock>,
     pub limits: Limits,
     pub prefixes: Arc<Prefixes>,

@@ -68,6 +68,7 @@ pub(crate) fn unfenced(open: Option<Seq>, outcome: &[Event]) -> Option<Vec<Event
             | Event::Received(_)
             | Event::ModelStarted(_)
             | Event::ToolStarted(_)
+            | Event::ActionRequired(_)
             | Event::TurnEnded(_)
             | Event::Fenced(_)
             | Event::Ended(_) => {}

@@ -148,6 +148,8 @@ fn status_of(session: &Session) -> (SessionStatus, Option<UnixMs>) {
         Phase::Turn(turn) if turn.retry_at_ms.is_some() && turn.open.is_none() => {
             (SessionStatus::Rescheduling, None)
         }
+        // Nothing of ours is under way.
+        Phase::Turn(_) if !session.awaits().is_empty() => (SessionStatus::Idle, None),
         Phase::Turn(_) => (SessionStatus::Running, None),
         Phase::Ended { reason: EndReason::Archived, at_ms } => {
             (SessionStatus::Terminated, Some(*at_ms))

@@ -24,6 +24,7 @@ use crate::{
     load::{Loaded, load},
     ports::{Delivery, Observed, Projection, Wake},
     record::{head_of, record, record_decision},
+    work,
 };
 
 /// Turns of the loop in one invocation. Each lost race or bookkeeping record takes one.
@@ -117,6 +118,10 @@ pub async fn step(
                 retry_refused(record_decision(runtime, &mut loaded, &events, follow).await)?;
             }
             Action::Start { intent, effect } => {
+                // Before the intent: until there is one, a failure here costs no attempt.
+                if effect == Effect::Model && loaded.session.is_self_hosted() {
+                    work::call_for(runtime, &loaded).await?;
+                }
                 let intent = [intent];
                 match record_decision(runtime, &mut loaded, &intent, Projection::Lag).await {
                     Ok(Some(_)) => {
@@ -274,6 +279,7 @@ fn usage_of(events: &[Event]) -> Usage {
             | Event::ModelStarted(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
+            | Event::ActionRequired(_)
             | Event::TurnEnded(_)
             | Event::Fenced(_)
             | Event::Ended(_) => {}

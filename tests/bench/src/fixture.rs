@@ -71,6 +71,7 @@ impl Bench {
             queue: local.queue.clone(),
             model: Arc::new(model),
             hands: Arc::new(Fixed),
+            documents: local.documents.clone(),
             clock: Arc::new(SystemClock),
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(64)),

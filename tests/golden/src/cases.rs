@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tailstep_core::{
+    agent::EnvironmentKind,
     model::{Block, Broken, FailureKind, ModelAnswer, ModelFailure, Stop, Usage},
     raw::RawJson,
 };
@@ -14,6 +15,7 @@ pub struct Case {
     /// By a part of the input.
     pub tools: BTreeMap<&'static str, Tool>,
     pub model_calls_max: u32,
+    pub hands: EnvironmentKind,
 }
 
 /// One act of the user, after which the agent works until it stops.
@@ -22,6 +24,8 @@ pub enum Act {
     /// Messages in one request.
     Say(Vec<&'static str>),
     Interrupt,
+    /// A worker outside answers the calls with these parts of the last answer.
+    Answer(Vec<(u16, &'static str)>),
     Archive,
 }
 
@@ -49,6 +53,8 @@ pub fn all() -> Vec<Case> {
         interrupt_in_tool(),
         limit_reached(),
         message_in_turn(),
+        outside_interrupt(),
+        outside_tools(),
         parallel_tools(),
         pause_and_reasoning(),
         plain_turn(),
@@ -65,6 +71,7 @@ fn case(name: &'static str) -> Case {
         model: Vec::new(),
         tools: BTreeMap::new(),
         model_calls_max: 100,
+        hands: EnvironmentKind::Cloud,
     }
 }
 
@@ -104,6 +111,41 @@ fn fenced_outcome() -> Case {
         model: vec![calls("Running it.", &[("a", "pytest")])],
         tools: BTreeMap::from([("pytest", Tool::FinishesTooLate)]),
         ..case("fenced_outcome")
+    }
+}
+
+fn outside_tools() -> Case {
+    Case {
+        user: vec![
+            Act::Say(vec!["Fix the failing test."]),
+            Act::Answer(vec![(3, "1 failed")]),
+            Act::Say(vec!["Take your time."]),
+            Act::Answer(vec![(4, ""), (3, "late"), (2, "main.py")]),
+        ],
+        model: vec![
+            calls("I look around.", &[("a", "ls"), ("b", "pytest"), ("c", "true")]),
+            says("The test expects 4 and gets 5."),
+        ],
+        hands: EnvironmentKind::SelfHosted,
+        ..case("outside_tools")
+    }
+}
+
+fn outside_interrupt() -> Case {
+    Case {
+        user: vec![
+            Act::Say(vec!["Run the long test."]),
+            Act::Answer(vec![(3, "main.py")]),
+            Act::Interrupt,
+            Act::Answer(vec![(2, "too late")]),
+            Act::Say(vec!["Run only the fast ones."]),
+        ],
+        model: vec![
+            calls("Running all.", &[("a", "pytest --all"), ("b", "ls")]),
+            says("As you like."),
+        ],
+        hands: EnvironmentKind::SelfHosted,
+        ..case("outside_interrupt")
     }
 }
 

@@ -11,15 +11,16 @@ use bytes::Bytes;
 use tailstep_core::{
     agent::{AgentSpec, EnvironmentSpec, ModelSpec, ToolEntry},
     content::Content,
-    event::{Created, Input},
-    ids::SessionKey,
+    event::{Created, Event, Input},
+    ids::{Position, SessionKey},
     limits::Limits,
     model::{FailureKind, ModelAnswer, ModelFailure, ModelRequest, Usage},
+    record::Record,
 };
 use tailstep_runtime::{
     Runtime,
     ingress::{self, IngressError},
-    memory::{MemoryLog, MemoryQueue, TokioClock},
+    memory::{MemoryDocuments, MemoryLog, MemoryQueue, TokioClock},
     ports::{Hands, HandsError, Log, Model, Queue, ToolOrder, ToolReply},
     prefix::Prefixes,
     step::step,
@@ -52,6 +53,7 @@ pub async fn play(case: &Case) -> Result<Vec<Bytes>, String> {
         queue: queue.clone(),
         model: stage.clone(),
         hands: stage.clone(),
+        documents: Arc::new(MemoryDocuments::default()),
         clock,
         limits: Limits { model_calls_max: case.model_calls_max, ..Limits::default() },
         prefixes: Arc::new(Prefixes::new(1)),
@@ -84,6 +86,12 @@ async fn act(case: &Case, runtime: &Runtime, queue: &MemoryQueue) -> Result<(), 
                 let inputs = [Input::Interrupt];
                 ingress::send(runtime, &key(), &inputs, Some(&request)).await.map_err(failed)?;
             }
+            Act::Answer(results) => {
+                let inputs = answers(runtime, results).await?;
+                ingress::send(runtime, &key(), &inputs, Some(&request)).await.map_err(failed)?;
+                // The worker did not hear of it, and says it again.
+                ingress::send(runtime, &key(), &inputs, None).await.map_err(failed)?;
+            }
             Act::Archive => {
                 ingress::archive(runtime, &key()).await.map_err(failed)?;
             }
@@ -105,6 +113,24 @@ async fn work(runtime: &Runtime, queue: &MemoryQueue) -> Result<(), String> {
     Ok(())
 }
 
+/// Results of calls of the last answer, each of them a place in it.
+async fn answers(runtime: &Runtime, results: &[(u16, &str)]) -> Result<Vec<Input>, String> {
+    let entries = runtime.log.read(&key(), 0, usize::MAX).await.map_err(|e| e.to_string())?;
+    let records = entries.iter().filter_map(|entry| Record::decode(&entry.body).ok());
+    let is_answer = |event: &Event| matches!(event, Event::ModelAnswered(_));
+    let answers: Vec<u64> = records
+        .filter(|record| record.events.first().is_some_and(is_answer))
+        .map(|record| record.seq)
+        .collect();
+    let seq = *answers.last().ok_or("the model has not answered")?;
+    let result = |(part, text): &(u16, &str)| Input::ToolResult {
+        call: Position { part: *part, ..Position::event(seq, 0) },
+        content: vec![Content::text(*text)],
+        is_error: false,
+    };
+    Ok(results.iter().map(result).collect())
+}
+
 pub fn message(text: &str) -> Input {
     Input::Message { content: vec![Content::text(text)] }
 }
@@ -124,7 +150,7 @@ fn created(case: &Case) -> Created {
             }],
             skills: Vec::new(),
         },
-        environment: EnvironmentSpec::cloud("env_01GOLDEN"),
+        environment: EnvironmentSpec { kind: case.hands, ..EnvironmentSpec::cloud("env_01GOLDEN") },
         title: Some(case.name.to_owned()),
         metadata: BTreeMap::new(),
         resources: Vec::new(),

@@ -80,6 +80,10 @@ fn one(event: &Event) -> String {
         Event::Received(received) => match &received.input {
             Input::Message { content } => format!("received       message {}", said(content)),
             Input::Interrupt => "received       interrupt".to_owned(),
+            Input::ToolResult { call, content, is_error } => {
+                let error = if *is_error { ", error" } else { "" };
+                format!("received       result of {}{error}: {}", place(call), said(content))
+            }
         },
         Event::ModelStarted(started) => {
             let inputs: Vec<String> = started.inputs.iter().map(place).collect();
@@ -109,6 +113,10 @@ fn one(event: &Event) -> String {
             let error = if result.is_error { ", error" } else { "" };
             let (call, origin) = (place(&finished.call), result.origin);
             format!("tool_finished  {call}, {origin:?}{error}: {}", said(&result.content))
+        }
+        Event::ActionRequired(required) => {
+            let calls: Vec<String> = required.calls.iter().map(place).collect();
+            format!("action_required [{}]", calls.join(" "))
         }
         Event::TurnEnded(ended) => match &ended.reason {
             TurnEnd::Interrupted { input } => {

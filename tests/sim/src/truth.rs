@@ -142,7 +142,11 @@ fn follow_attempts(
             Event::TurnEnded(_) => {
                 world.state().notes.not_before_ms.remove(key);
             }
-            Event::Created(_) | Event::Received(_) | Event::Fenced(_) | Event::Ended(_) => {}
+            Event::Created(_)
+            | Event::Received(_)
+            | Event::ActionRequired(_)
+            | Event::Fenced(_)
+            | Event::Ended(_) => {}
         }
     }
     // Whoever had the session and is not the one who wrote has lost it.
@@ -268,6 +272,7 @@ fn name(event: &Event) -> String {
             TurnEnd::Failed { .. } => "turn_ended failed".to_owned(),
             TurnEnd::Limit { limit } => format!("turn_ended {limit:?}").to_lowercase(),
         },
+        Event::ActionRequired(_) => "action_required".to_owned(),
         Event::Fenced(_) => "fenced".to_owned(),
         Event::Ended(_) => "ended".to_owned(),
     }

@@ -36,6 +36,7 @@ where
             laws::one_of_many_creators_wins,
             laws::one_of_many_editors_wins,
             laws::a_deleted_document_is_gone,
+            laws::a_changed_document_is_not_deleted,
             laws::tenants_and_kinds_are_apart,
             laws::a_list_is_in_order_and_paged,
             laws::a_list_keeps_to_its_prefix,
@@ -171,6 +172,24 @@ mod laws {
             s.documents.delete(&one.tenant, KIND, &one.id).await.unwrap();
             assert_eq!(s.get(&one).await, None);
             s.until_ids(&one.tenant, "", &[]).await;
+        }
+        s.create(&one).await;
+        assert_eq!(s.get(&one).await, Some(one));
+    }
+
+    pub(super) async fn a_changed_document_is_not_deleted(s: Subject) {
+        let one = document(&sample::tenant(), "agent_1", 1);
+        s.create(&one).await;
+        let two = document(&one.tenant, "agent_1", 2);
+        s.documents.put(&two, Expect::Revision(1)).await.unwrap();
+        for revision in [1, 3] {
+            let deleted = s.documents.delete_at(&one.tenant, KIND, &one.id, revision).await;
+            assert_conflict(deleted, "agent_1");
+            assert_eq!(s.get(&one).await.as_ref(), Some(&two));
+        }
+        for _ in 0..2 {
+            s.documents.delete_at(&one.tenant, KIND, &one.id, 2).await.unwrap();
+            assert_eq!(s.get(&one).await, None);
         }
         s.create(&one).await;
         assert_eq!(s.get(&one).await, Some(one));

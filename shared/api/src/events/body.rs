@@ -60,6 +60,11 @@ pub(super) enum Body {
         is_error: bool,
         x_origin: &'static str,
     },
+    UserToolResult {
+        tool_use_id: String,
+        content: Vec<Content>,
+        is_error: bool,
+    },
     ModelRequestEnd {
         model_request_start_id: String,
         is_error: bool,

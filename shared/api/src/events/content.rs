@@ -13,13 +13,8 @@ const TEXT_TYPES: [&str; 1] = ["text/plain"];
 /// Reads `content` of the event in `event`.
 pub(super) fn read(event: &mut Fields) -> Result<Vec<Content>, ApiError> {
     let blocks = event.list("content")?;
-    let blocks = blocks.ok_or_else(|| event.error("content", "is required"))?;
-    let path = event.name("content");
-    let content = blocks
-        .into_iter()
-        .enumerate()
-        .map(|(index, block)| self::block(Fields::of(block, format!("{path}[{index}]"))?))
-        .collect::<Result<Vec<_>, _>>()?;
+    let content =
+        self::blocks(blocks.ok_or_else(|| event.error("content", "is required"))?, event)?;
     if content.iter().all(Content::is_blank) {
         return Err(
             event.error("content", "says nothing; give at least one block that is not blank")
@@ -28,7 +23,19 @@ pub(super) fn read(event: &mut Fields) -> Result<Vec<Content>, ApiError> {
     Ok(content)
 }
 
-fn block(mut fields: Fields) -> Result<Content, ApiError> {
+/// Reads `content` of the result in `event`: a call may have nothing to say.
+pub(super) fn read_result(event: &mut Fields) -> Result<Vec<Content>, ApiError> {
+    let blocks = event.list("content")?.unwrap_or_default();
+    self::blocks(blocks, event)
+}
+
+fn blocks(blocks: Vec<Value>, event: &Fields) -> Result<Vec<Content>, ApiError> {
+    let path = event.name("content");
+    let read = |(index, block)| block_of(Fields::of(block, format!("{path}[{index}]"))?);
+    blocks.into_iter().enumerate().map(read).collect()
+}
+
+fn block_of(mut fields: Fields) -> Result<Content, ApiError> {
     let kind = fields.required_text("type")?;
     let content = match kind.as_str() {
         "text" => Content::Text { text: fields.required_text("text")? },
@@ -38,6 +45,9 @@ fn block(mut fields: Fields) -> Result<Content, ApiError> {
             title: fields.text("title")?,
             context: fields.text("context")?,
         },
+        "search_result" => {
+            return Err(ApiError::unsupported(&fields.name("type"), "search results are"));
+        }
         _ => return Err(fields.error("type", "must be text, image or document")),
     };
     fields.finish()?;

@@ -25,6 +25,7 @@ const LOOK_BACK: [u64; 3] = [4, 32, 256];
 /// Where the session stood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stand {
+    /// No turn is on, or it waits for people or workers outside.
     Idle,
     /// In a turn, between model calls.
     Busy,
@@ -50,6 +51,8 @@ impl Past {
                     Effect::Model => Stand::Asking(Position::event(open.intent, 0)),
                     Effect::Tool { .. } => Stand::Busy,
                 },
+                // Until the model is asked again, as in the log.
+                None if !turn.waiting.is_empty() => Stand::Idle,
                 None if turn.retry_at_ms.is_some() => Stand::Rescheduled,
                 None => Stand::Busy,
             },
@@ -69,7 +72,9 @@ impl Past {
 /// `None` when the event says nothing about it.
 fn stand_after(place: Position, event: &Event) -> Option<Stand> {
     match event {
-        Event::Created(_) | Event::TurnEnded(_) | Event::Ended(_) => Some(Stand::Idle),
+        Event::Created(_) | Event::ActionRequired(_) | Event::TurnEnded(_) | Event::Ended(_) => {
+            Some(Stand::Idle)
+        }
         Event::ModelStarted(_) => Some(Stand::Asking(place)),
         Event::ModelFailed(failed) if failed.retry_at_ms.is_some() => Some(Stand::Rescheduled),
         Event::ModelFailed(_)
@@ -91,6 +96,7 @@ fn usage_of(event: &Event) -> Usage {
         | Event::ModelStarted(_)
         | Event::ToolStarted(_)
         | Event::ToolFinished(_)
+        | Event::ActionRequired(_)
         | Event::TurnEnded(_)
         | Event::Ended(_) => Usage::default(),
     }
@@ -188,6 +194,7 @@ impl Messages {
                 | Event::ModelFailed(_)
                 | Event::ToolStarted(_)
                 | Event::ToolFinished(_)
+                | Event::ActionRequired(_)
                 | Event::TurnEnded(_)
                 | Event::Fenced(_)
                 | Event::Ended(_) => &[],

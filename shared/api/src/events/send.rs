@@ -8,8 +8,8 @@ use axum::{
 };
 use serde::Serialize;
 use tailstep_core::{
-    event::{Event, Input},
-    ids::SessionKey,
+    event::Input,
+    ids::{Position, SessionKey},
     limits::input::EVENTS_MAX,
 };
 use tailstep_runtime::ingress;
@@ -25,13 +25,12 @@ use crate::{
 };
 
 /// What later stages of the protocol let a client send.
-const LATER: [&str; 5] = [
-    "user.tool_confirmation",
-    "user.custom_tool_result",
-    "user.tool_result",
-    "user.define_outcome",
-    "system.message",
-];
+const LATER: [&str; 4] =
+    ["user.tool_confirmation", "user.custom_tool_result", "user.define_outcome", "system.message"];
+
+/// What is said of an id that names no call; the same words, whatever it names instead.
+pub(crate) const NO_CALL: &str =
+    "names no call of this session; give the id of an agent.tool_use event";
 
 #[derive(Serialize)]
 struct Body {
@@ -49,33 +48,35 @@ pub(crate) async fn send(
     }
     let (parts, body) = request.into_parts();
     let body = read_body(body).await?;
-    let inputs = read(Fields::of_body(&body)?)?;
+    let inputs = read(Fields::of_body(&body)?, &id)?;
+    if caller.scope.is_bound() {
+        sessions::visible(&api, &caller, &id).await?;
+        results_only(&inputs)?;
+    }
     let key = SessionKey::new(caller.tenant.as_str(), id.as_str());
     let request = repeat::send_id(&api, &caller, &parts.headers, &key, &body).await?;
     let sent = ingress::send(&api.app.runtime, &key, &inputs, Some(&request)).await?;
-    let places = sent.places();
-    let at_ms = sent.record.at_ms;
-    let received = sent.record.events.into_iter().filter_map(|event| match event {
-        Event::Received(received) => Some(received.input),
-        Event::Created(_)
-        | Event::ModelStarted(_)
-        | Event::ModelAnswered(_)
-        | Event::ModelFailed(_)
-        | Event::ToolStarted(_)
-        | Event::ToolFinished(_)
-        | Event::TurnEnded(_)
-        | Event::Fenced(_)
-        | Event::Ended(_) => None,
-    });
-    let data = received
-        .zip(places)
-        .map(|(input, place)| view::received(place, at_ms, input).render(&id))
+    let data = sent
+        .inputs
+        .into_iter()
+        .map(|sent| view::received(&id, sent.place, sent.at_ms, sent.input).render(&id))
         .collect::<Result<_, _>>()?;
     json(&Body { data })
 }
 
+/// A worker answers calls; what people say and stop is not its business.
+fn results_only(inputs: &[Input]) -> Result<(), ApiError> {
+    let is_result = |input: &Input| matches!(input, Input::ToolResult { .. });
+    match inputs.iter().position(|input| !is_result(input)) {
+        None => Ok(()),
+        Some(index) => Err(ApiError::forbidden(format!(
+            "events[{index}].type: a worker's key or token sends user.tool_result only"
+        ))),
+    }
+}
+
 /// Reads the body: all of its events, or none.
-fn read(mut fields: Fields) -> Result<Vec<Input>, ApiError> {
+fn read(mut fields: Fields, session: &str) -> Result<Vec<Input>, ApiError> {
     let events = fields.list("events")?.ok_or_else(|| fields.error("events", "is required"))?;
     fields.finish()?;
     if events.is_empty() || events.len() > EVENTS_MAX {
@@ -87,11 +88,11 @@ fn read(mut fields: Fields) -> Result<Vec<Input>, ApiError> {
     events
         .into_iter()
         .enumerate()
-        .map(|(index, event)| input(Fields::of(event, format!("events[{index}]"))?))
+        .map(|(index, event)| input(Fields::of(event, format!("events[{index}]"))?, session))
         .collect()
 }
 
-fn input(mut event: Fields) -> Result<Input, ApiError> {
+fn input(mut event: Fields, session: &str) -> Result<Input, ApiError> {
     let kind = event.required_text("type")?;
     let input = match kind.as_str() {
         "user.message" => Input::Message { content: content::read(&mut event)? },
@@ -99,14 +100,22 @@ fn input(mut event: Fields) -> Result<Input, ApiError> {
             event.unsupported("session_thread_id", "threads are")?;
             Input::Interrupt
         }
+        "user.tool_result" => {
+            event.unsupported("session_thread_id", "threads are")?;
+            let id = event.required_text("tool_use_id")?;
+            let call = Position::from_event_id(&id, session);
+            let call = call.ok_or_else(|| event.error("tool_use_id", NO_CALL))?;
+            let content = content::read_result(&mut event)?;
+            Input::ToolResult { call, content, is_error: event.flag("is_error")?.unwrap_or(false) }
+        }
         kind if LATER.contains(&kind) => {
             return Err(ApiError::unsupported(&event.name("type"), &format!("{kind} is")));
         }
         _ => {
             return Err(event.error(
                 "type",
-                "not an event that can be sent; this version takes user.message and \
-                 user.interrupt",
+                "not an event that can be sent; this version takes user.message, user.interrupt \
+                 and user.tool_result",
             ));
         }
     };

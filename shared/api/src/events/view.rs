@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `received`, a message | nothing in the list; in the stream `user.message` with null (0) |
 //! | `received`, an interrupt | `user.interrupt` (0); it acts in the record that holds it |
+//! | `received`, a call's result | `user.tool_result` (0); it is taken in by the record that holds it |
 //! | `model_started` | `span.model_request_end` of an attempt that was lost ([`LOST`]), `session.status_running` when the session was idle or rescheduled ([`RUNNING`]), each `user.message` that is taken up (that message's id), `span.model_request_start` (0) |
 //! | `model_answered` | per block n `agent.message`, `agent.thinking`, `agent.tool_use` (n + 1), `span.model_request_end` (0) |
 //! | `model_failed` | `span.model_request_end` (0); when it will be tried again, `session.error` ([`ERROR`]) and `session.status_rescheduled` ([`RESCHEDULED`]) |
 //! | `tool_finished` | `agent.tool_result` (0) |
+//! | `action_required` | `session.usage` ([`USAGE`]), `session.status_idle` (0) |
 //! | `turn_ended` | `span.model_request_end` of a call that was stopped ([`LOST`]), `session.error` after a failure or a limit ([`ERROR`]), `session.usage` ([`USAGE`]), `session.status_idle` (0) |
 //! | `ended` | `session.status_terminated` or `session.deleted` (0) |
 //! | `created`, `tool_started`, `fenced` | nothing |
@@ -22,8 +24,8 @@ use serde_json::{Value, json};
 use tailstep_core::{
     content::Content,
     event::{
-        EndReason, Event, Input, LimitName, ModelAnswered, ModelFailed, ModelStarted, Origin,
-        ToolFinished, TurnEnd, TurnEnded,
+        ActionRequired, EndReason, Event, Input, LimitName, ModelAnswered, ModelFailed,
+        ModelStarted, Origin, ToolFinished, TurnEnd, TurnEnded,
     },
     ids::{Position, UnixMs},
     model::{Block, FailureKind, Stop, Usage},
@@ -103,6 +105,7 @@ impl View {
         match event {
             Event::Created(_) | Event::ToolStarted(_) | Event::Fenced(_) => {}
             Event::Received(received) => self.received(received.input, out),
+            Event::ActionRequired(required) => self.action_required(&required, out),
             Event::ModelStarted(started) => self.model_started(&started, before, out),
             Event::ModelAnswered(answered) => self.model_answered(answered, before, out),
             Event::ModelFailed(failed) => self.model_failed(&failed, before, out),
@@ -119,7 +122,7 @@ impl View {
     }
 
     fn received(&mut self, input: Input, out: &mut Out) {
-        let shown = received(out.at, out.at_ms, input);
+        let shown = received(&self.session, out.at, out.at_ms, input);
         match (shown.body, self.mode) {
             (Body::Said { content }, Mode::List) => self.messages.add(out.at, content),
             (Body::Said { content }, Mode::Stream) => {
@@ -229,6 +232,14 @@ impl View {
         out.push(out.at, "agent.tool_result", body);
     }
 
+    fn action_required(&self, required: &ActionRequired, out: &mut Out) {
+        let usage = sessions::usage(&self.past.usage);
+        out.push(out.part(USAGE), "session.usage", Body::Usage { usage, budget: None });
+        let ids = required.calls.iter().map(|call| call.event_id(&self.session));
+        let stop_reason = json!({"type": "requires_action", "event_ids": ids.collect::<Vec<_>>()});
+        out.push(out.at, "session.status_idle", Body::Idle { stop_reason, stop_details: None });
+    }
+
     fn turn_ended(&self, ended: TurnEnded, before: Past, out: &mut Out) {
         self.close_lost(before, out);
         let (failure, reason, stop_details) = match ended.reason {
@@ -254,13 +265,18 @@ impl View {
     }
 }
 
-/// What somebody sent, as it is shown at once. Messages wait; an interrupt has had its effect by the
-/// time its record is written.
-pub(super) fn received(at: Position, at_ms: UnixMs, input: Input) -> Shown {
+/// What somebody sent, as it is shown at once. Messages wait; an interrupt and a call's result have
+/// had their effect by the time their record is written.
+pub(super) fn received(session: &str, at: Position, at_ms: UnixMs, input: Input) -> Shown {
     let place = Place { seq: at.seq, event: at.event, nth: 0 };
     let (kind, body, processed_at_ms) = match input {
         Input::Message { content } => (MESSAGE, Body::Said { content }, None),
         Input::Interrupt => ("user.interrupt", Body::Plain {}, Some(at_ms)),
+        Input::ToolResult { call, content, is_error } => {
+            let tool_use_id = call.event_id(session);
+            let body = Body::UserToolResult { tool_use_id, content, is_error };
+            ("user.tool_result", body, Some(at_ms))
+        }
     };
     Shown { place, id: at, processed_at_ms, kind, body }
 }

@@ -93,6 +93,7 @@ impl Shape {
             Phase::Turn(turn) if turn.retry_at_ms.is_some() && turn.open.is_none() => {
                 SessionStatus::Rescheduling
             }
+            Phase::Turn(_) if !session.awaits().is_empty() => SessionStatus::Idle,
             Phase::Turn(_) => SessionStatus::Running,
             Phase::Ended { .. } => SessionStatus::Terminated,
         };

@@ -184,6 +184,7 @@ impl Bench {
             queue: Arc::new(MemoryQueue::new(clock.clone(), 30_000)),
             model: model.clone(),
             hands: hands.clone(),
+            documents: documents.clone(),
             clock: clock.clone(),
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(0)),

@@ -211,7 +211,6 @@ async fn wrong_environments() {
             (json!({}), "name:", "required"),
             (json!({"name": "n", "x": 1}), "x:", "unknown field"),
             (json!({"name": "n", "scope": "account"}), "scope:", "not supported"),
-            (config(json!({"type": "self_hosted"})), "config.type:", "not supported"),
             (config(json!({"type": "moon"})), "config.type:", "cloud"),
             (config(json!({})), "config.type:", "required"),
             (
@@ -308,7 +307,7 @@ async fn wrong_events_store_nothing() {
             (json!({"events": [first], "x": 1}), "x:", "unknown field"),
             (one(json!({"type": "user.nonsense"})), "events[0].type:", "user.message"),
             (one(json!({"type": "user.tool_confirmation"})), "events[0].type:", "not supported"),
-            (one(json!({"type": "user.tool_result"})), "events[0].type:", "not supported"),
+            (one(json!({"type": "user.tool_result"})), "events[0].tool_use_id:", "required"),
             (one(json!({"type": "system.message"})), "events[0].type:", "not supported"),
             (one(json!({"type": "user.message"})), "events[0].content:", "required"),
             (said(json!("hi")), "events[0].content:", "array"),

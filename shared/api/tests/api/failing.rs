@@ -76,6 +76,16 @@ impl Documents for BrokenDocuments {
     ) -> Result<(), DocumentsError> {
         self.fail()
     }
+
+    async fn delete_at(
+        &self,
+        _tenant: &str,
+        _kind: DocumentKind,
+        _id: &str,
+        _revision: u64,
+    ) -> Result<(), DocumentsError> {
+        self.fail()
+    }
 }
 
 /// A log that fails its next `failures` calls of any kind, and works but for that.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
-    agent::{AgentSpec, EnvironmentSpec, ModelSpec, ToolEntry},
+    agent::{AgentSpec, EnvironmentKind, EnvironmentSpec, ModelSpec, ToolEntry},
     context::Context,
     event::{Created, EndReason, Ended, Fenced, Input, ModelAnswered, ModelFailed, Received},
     ids::Position,
@@ -22,8 +22,17 @@ pub(crate) struct Script {
 
 impl Script {
     pub(crate) fn play(text: &str) -> Self {
+        Self::play_on("created", text)
+    }
+
+    /// As [`Self::play`], where others run the calls.
+    pub(crate) fn play_outside(text: &str) -> Self {
+        Self::play_on("created outside", text)
+    }
+
+    fn play_on(created: &str, text: &str) -> Self {
         let mut script = Self::default();
-        script.try_push("created").unwrap();
+        script.try_push(created).unwrap();
         for line in text.split(';').map(str::trim).filter(|line| !line.is_empty()) {
             script.try_push(line).unwrap_or_else(|refused| panic!("{line}: {refused}"));
         }
@@ -48,13 +57,38 @@ impl Script {
         turn.map_or(Position::START, |call| call.call)
     }
 
+    fn pending(&self) -> Vec<Position> {
+        let calls = self.session.turn().map(|turn| turn.calls.as_slice()).unwrap_or_default();
+        calls.iter().map(|pending| pending.call).collect()
+    }
+
+    fn last_answer(&self) -> Position {
+        let answers = self.records.iter().rev().find_map(|record| {
+            let is_answer = |event: &Event| matches!(event, Event::ModelAnswered(_));
+            let index = record.events.iter().position(is_answer)?;
+            Some(Position::event(record.seq, u16::try_from(index).unwrap()))
+        });
+        answers.unwrap_or(Position::START)
+    }
+
     fn event(&self, word: &str) -> Event {
         let (verb, rest) = word.split_once(' ').unwrap_or((word, ""));
         let number = rest.parse::<u64>().ok();
         match verb {
-            "created" => Event::Created(Box::new(created())),
+            "created" => Event::Created(Box::new(created(rest))),
             "say" => received(Input::Message { content: vec![Content::text(rest)] }),
             "interrupt" => received(Input::Interrupt),
+            // `result PART [TEXT]`: what somebody outside says about a call of the last answer.
+            "result" => {
+                let (part, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                let part = part.parse().unwrap();
+                received(Input::ToolResult {
+                    call: Position { part, ..self.last_answer() },
+                    content: vec![Content::text(text)],
+                    is_error: false,
+                })
+            }
+            "require" => Event::ActionRequired(ActionRequired { calls: self.pending() }),
             "ask" => Event::ModelStarted(ModelStarted {
                 attempt: u32::try_from(number.unwrap_or(1)).unwrap(),
                 inputs: self.session.queued.clone(),
@@ -144,7 +178,11 @@ impl Script {
     }
 }
 
-fn created() -> Created {
+fn created(kind: &str) -> Created {
+    let kind = match kind {
+        "outside" => EnvironmentKind::SelfHosted,
+        _ => EnvironmentKind::Cloud,
+    };
     Created {
         agent: AgentSpec {
             id: "agent_1".to_owned(),
@@ -159,7 +197,7 @@ fn created() -> Created {
             }],
             skills: Vec::new(),
         },
-        environment: EnvironmentSpec::cloud("env_1"),
+        environment: EnvironmentSpec { kind, ..EnvironmentSpec::cloud("env_1") },
         title: None,
         metadata: BTreeMap::new(),
         resources: Vec::new(),
@@ -212,6 +250,10 @@ fn show_event(event: &Event) -> String {
             TurnEnd::Failed { .. } => "failed".to_owned(),
             TurnEnd::Limit { limit } => format!("limit {limit:?}"),
         },
+        Event::ActionRequired(required) => {
+            let calls = required.calls.iter().map(|call| format!("{}.{}", call.seq, call.part));
+            format!("require {}", calls.collect::<Vec<_>>().join(" "))
+        }
         Event::Created(_)
         | Event::Received(_)
         | Event::ModelAnswered(_)
@@ -436,6 +478,7 @@ fn the_model_is_shown_a_valid_conversation() {
 }
 
 mod laws;
+mod outside;
 
 #[test]
 fn a_request_is_accepted_once_and_in_one_record() {

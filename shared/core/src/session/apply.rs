@@ -5,8 +5,9 @@ use super::{
 };
 use crate::{
     event::{
-        Created, EndReason, Ended, Event, Fenced, Input, ModelAnswered, ModelFailed, ModelStarted,
-        Origin as ResultOrigin, Received, ToolFinished, ToolStarted, TurnEnd, TurnEnded,
+        ActionRequired, Created, EndReason, Ended, Event, Fenced, Input, ModelAnswered,
+        ModelFailed, ModelStarted, Origin as ResultOrigin, Received, ToolFinished, ToolStarted,
+        TurnEnd, TurnEnded,
     },
     ids::{Position, UnixMs},
     model::{Block, FailureKind, ModelFailure, Stop},
@@ -51,6 +52,7 @@ fn name(event: &Event) -> &'static str {
         Event::ModelFailed(_) => "model_failed",
         Event::ToolStarted(_) => "tool_started",
         Event::ToolFinished(_) => "tool_finished",
+        Event::ActionRequired(_) => "action_required",
         Event::TurnEnded(_) => "turn_ended",
         Event::Fenced(_) => "fenced",
         Event::Ended(_) => "ended",
@@ -72,6 +74,7 @@ fn one(session: &mut Session, event: &Event, at: At) -> Result<(), Why> {
         Event::ModelFailed(failed) => on_model_failed(session, failed),
         Event::ToolStarted(started) => on_tool_started(session, started, at),
         Event::ToolFinished(finished) => on_tool_finished(session, finished),
+        Event::ActionRequired(required) => on_action_required(session, required),
         Event::TurnEnded(ended) => on_turn_ended(session, ended),
         Event::Fenced(fenced) => on_fenced(session, fenced, at),
         Event::Ended(ended) => on_ended(session, *ended, at),
@@ -111,6 +114,7 @@ fn on_received(session: &mut Session, received: &Received, at: At) -> Result<(),
             turn.interrupt.get_or_insert(at.place);
         }
         (Input::Interrupt, Phase::Idle | Phase::Ended { .. }) => {}
+        (Input::ToolResult { call, .. }, _) => on_outside_result(session, *call)?,
     }
     if let Some(id) = &received.request
         && session.recent.last().is_none_or(|last| last.id != *id)
@@ -120,6 +124,44 @@ fn on_received(session: &mut Session, received: &Received, at: At) -> Result<(),
         }
         session.recent.push(Request { id: id.clone(), seq: at.place.seq, at_ms: at.at_ms });
     }
+    Ok(())
+}
+
+/// A call that somebody outside has run. Answers come in any order, and each call takes one.
+fn on_outside_result(session: &mut Session, call: Position) -> Result<(), Why> {
+    if !session.is_self_hosted() {
+        return Err("its calls are not answered from outside");
+    }
+    let tools = session.origin.as_ref().map(|origin| origin.tools.as_slice()).unwrap_or_default();
+    let Phase::Turn(turn) = &mut session.phase else { return Err("no turn is on") };
+    let found = turn.calls.iter().position(|pending| pending.call == call);
+    let index = found.ok_or("no such call is pending")?;
+    if turn.calls.get(index).is_some_and(|p| p.broken.is_some() || !tools.contains(&p.tool)) {
+        return Err("the call cannot be run");
+    }
+    turn.calls.remove(index);
+    Ok(())
+}
+
+fn on_action_required(session: &mut Session, required: &ActionRequired) -> Result<(), Why> {
+    if !session.is_self_hosted() {
+        return Err("its calls are not answered from outside");
+    }
+    let tools = session.origin.as_ref().map(|origin| origin.tools.as_slice()).unwrap_or_default();
+    let Phase::Turn(turn) = &mut session.phase else { return Err("no turn is on") };
+    if turn.interrupt.is_some() {
+        return Err("the turn is being stopped");
+    }
+    if turn.calls.is_empty() || !turn.calls.iter().map(|p| &p.call).eq(&required.calls) {
+        return Err("it does not name the pending calls");
+    }
+    if turn.calls.iter().any(|p| p.broken.is_some() || !tools.contains(&p.tool)) {
+        return Err("a call cannot be run");
+    }
+    if turn.waiting == required.calls {
+        return Err("it was said before");
+    }
+    turn.waiting = required.calls.clone();
     Ok(())
 }
 
@@ -160,6 +202,7 @@ fn on_model_started(session: &mut Session, started: &ModelStarted, at: At) -> Re
     }
     turn.finish = None;
     turn.retry_at_ms = None;
+    turn.waiting.clear();
     turn.attempts = started.attempt;
     turn.open = Some(Open {
         intent: at.place.seq,
@@ -286,6 +329,9 @@ fn on_model_failed(session: &mut Session, event: &ModelFailed) -> Result<(), Why
 }
 
 fn on_tool_started(session: &mut Session, started: &ToolStarted, at: At) -> Result<(), Why> {
+    if session.is_self_hosted() {
+        return Err("its calls are run outside");
+    }
     let tools = session.origin.as_ref().map(|origin| origin.tools.as_slice()).unwrap_or_default();
     let Phase::Turn(turn) = &mut session.phase else { return Err("no turn is on") };
     check_start(turn, started.attempt)?;
@@ -307,6 +353,8 @@ fn on_tool_started(session: &mut Session, started: &ToolStarted, at: At) -> Resu
 }
 
 fn on_tool_finished(session: &mut Session, event: &ToolFinished) -> Result<(), Why> {
+    // Calls that others run are answered in any order.
+    let any_order = session.is_self_hosted();
     let turn = match (event.intent, event.result.origin) {
         (Some(intent), ResultOrigin::Ran | ResultOrigin::Unknown) => {
             close(session, intent, Effect::Tool { call: event.call })?
@@ -333,10 +381,9 @@ fn on_tool_finished(session: &mut Session, event: &ToolFinished) -> Result<(), W
             turn
         }
     };
-    if turn.calls.first().map(|next| next.call) != Some(event.call) {
-        return Err("it is not the next call's result");
-    }
-    turn.calls.remove(0);
+    let found = turn.calls.iter().position(|pending| pending.call == event.call);
+    let index = found.filter(|index| *index == 0 || any_order);
+    turn.calls.remove(index.ok_or("it is not the next call's result")?);
     turn.attempts = 0;
     turn.failures = 0;
     if let Some(workspace) = &event.result.workspace {
@@ -402,13 +449,15 @@ fn on_fenced(session: &mut Session, event: &Fenced, at: At) -> Result<(), Why> {
 }
 
 fn on_ended(session: &mut Session, event: Ended, at: At) -> Result<(), Why> {
+    // A turn that waits for somebody outside may wait for ever.
+    let waits = !session.awaits().is_empty();
     match (&session.phase, event.reason) {
-        (Phase::Turn(_), _) => Err("the session is running"),
+        (Phase::Turn(_), _) if !waits => Err("the session is running"),
         (Phase::Ended { reason: EndReason::Deleted, .. }, _)
         | (Phase::Ended { reason: EndReason::Archived, .. }, EndReason::Archived) => {
             Err("the session has ended")
         }
-        (Phase::Idle | Phase::Ended { .. }, reason) => {
+        (Phase::Idle | Phase::Turn(_) | Phase::Ended { .. }, reason) => {
             session.phase = Phase::Ended { reason, at_ms: at.at_ms };
             Ok(())
         }

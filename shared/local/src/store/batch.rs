@@ -45,7 +45,13 @@ impl<'a> Batch<'a> {
             Op::Beat { key, beat } => self.beat(key, *beat),
             Op::Purge { key } => self.purge(key),
             Op::PutDocument { document, expect } => self.put_document(document, *expect),
-            Op::DeleteDocument { tenant, kind, id } => {
+            Op::DeleteDocument { tenant, kind, id, revision } => {
+                let found = rows::revision(self.c, tenant, *kind, id)?;
+                if let (Some(found), Some(expected)) = (found, revision)
+                    && found != *expected
+                {
+                    return Ok(Err(Refusal::Conflict(found)));
+                }
                 rows::delete_document(self.c, tenant, *kind, id)?;
                 Ok(Ok(Answer::Done))
             }

@@ -8,12 +8,34 @@ use tailstep_runtime::ports::{Appended, Document, DocumentKind, Entry, Expect, H
 use super::board::Beat;
 
 pub(crate) enum Op {
-    Append { key: Arc<SessionKey>, entry: Entry, head: Arc<Head>, projection: Projection },
-    Project { key: Arc<SessionKey>, head: Arc<Head> },
-    Beat { key: Arc<SessionKey>, beat: Beat },
-    Purge { key: Arc<SessionKey> },
-    PutDocument { document: Document, expect: Expect },
-    DeleteDocument { tenant: String, kind: DocumentKind, id: String },
+    Append {
+        key: Arc<SessionKey>,
+        entry: Entry,
+        head: Arc<Head>,
+        projection: Projection,
+    },
+    Project {
+        key: Arc<SessionKey>,
+        head: Arc<Head>,
+    },
+    Beat {
+        key: Arc<SessionKey>,
+        beat: Beat,
+    },
+    Purge {
+        key: Arc<SessionKey>,
+    },
+    PutDocument {
+        document: Document,
+        expect: Expect,
+    },
+    /// `revision`: only if it still has that one.
+    DeleteDocument {
+        tenant: String,
+        kind: DocumentKind,
+        id: String,
+        revision: Option<u64>,
+    },
 }
 
 #[derive(Debug, Clone)]

@@ -83,6 +83,22 @@ impl Documents for MemoryDocuments {
         lock(&self.stored).remove(&place(tenant, kind, id));
         Ok(())
     }
+
+    async fn delete_at(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+        revision: u64,
+    ) -> Result<(), DocumentsError> {
+        let place = place(tenant, kind, id);
+        let mut stored = lock(&self.stored);
+        if stored.get(&place).is_some_and(|document| document.revision != revision) {
+            return Err(DocumentsError::Conflict { id: id.to_owned() });
+        }
+        stored.remove(&place);
+        Ok(())
+    }
 }
 
 /// What every adapter asks of a document before it stores it: a revision that follows `expect`, and

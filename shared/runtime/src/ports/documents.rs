@@ -35,6 +35,16 @@ pub trait Documents: Send + Sync {
         kind: DocumentKind,
         id: &str,
     ) -> Result<(), DocumentsError>;
+
+    /// Removes the document if it still has this revision; idempotent.
+    /// [`DocumentsError::Conflict`] when it has another one.
+    async fn delete_at(
+        &self,
+        tenant: &str,
+        kind: DocumentKind,
+        id: &str,
+        revision: u64,
+    ) -> Result<(), DocumentsError>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +73,15 @@ pub enum DocumentKind {
     File,
     /// A session's output that a client has deleted. Id: the output's file id.
     HiddenOutput,
+    /// The work item that is there for a session now. Id: the environment's id, `#`, and the
+    /// session's.
+    Work,
+    /// Every work item there ever was. Id: the environment's id, `#`, and the item's.
+    WorkPast,
+    /// Tenant: empty. Id: SHA-256 of an environment key.
+    EnvironmentKey,
+    /// The environment keys of a tenant. Id: the environment's id, `#`, and the key's.
+    EnvironmentKeyName,
 }
 
 impl DocumentKind {
@@ -76,6 +95,10 @@ impl DocumentKind {
             Self::Request => "request",
             Self::File => "file",
             Self::HiddenOutput => "hidden_output",
+            Self::Work => "work",
+            Self::WorkPast => "work_past",
+            Self::EnvironmentKey => "environment_key",
+            Self::EnvironmentKeyName => "environment_key_name",
         }
     }
 }

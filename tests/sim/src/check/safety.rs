@@ -84,6 +84,7 @@ fn results<'a>(records: impl Iterator<Item = &'a Record>) -> BTreeMap<Position, 
                 | Event::ModelStarted(_)
                 | Event::ModelFailed(_)
                 | Event::ToolStarted(_)
+                | Event::ActionRequired(_)
                 | Event::TurnEnded(_)
                 | Event::Fenced(_)
                 | Event::Ended(_) => {}

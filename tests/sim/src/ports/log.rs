@@ -343,6 +343,7 @@ fn is_outcome(body: &Bytes) -> bool {
         | Event::Received(_)
         | Event::ModelStarted(_)
         | Event::ToolStarted(_)
+        | Event::ActionRequired(_)
         | Event::TurnEnded(_)
         | Event::Fenced(_)
         | Event::Ended(_) => false,

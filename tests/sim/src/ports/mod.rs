@@ -9,7 +9,7 @@ mod queue;
 
 use std::sync::Arc;
 
-use tailstep_runtime::{Runtime, prefix::Prefixes};
+use tailstep_runtime::{Runtime, memory::MemoryDocuments, prefix::Prefixes};
 
 use self::{clock::SimClock, hands::SimHands, log::SimLog, model::SimModel, queue::SimQueue};
 use crate::actor::Actor;
@@ -21,6 +21,7 @@ pub fn runtime(actor: &Arc<Actor>) -> Runtime {
         queue: Arc::new(SimQueue { actor: actor.clone() }),
         model: Arc::new(SimModel { actor: actor.clone() }),
         hands: Arc::new(SimHands { actor: actor.clone() }),
+        documents: Arc::new(MemoryDocuments::default()),
         clock: Arc::new(SimClock { actor: actor.clone() }),
         limits: actor.world.plan.limits.clone(),
         prefixes: Arc::new(Prefixes::new(actor.world.plan.conversations_cached)),

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WORDS: [&str; 26] = [
+const WORDS: [&str; 29] = [
     "say a",
     "say b",
     "interrupt",
@@ -31,12 +31,19 @@ const WORDS: [&str; 26] = [
     "complete",
     "archive",
     "stale 3",
+    "result 1 one",
+    "result 2 two",
+    "require",
 ];
 
 /// A log of whatever is accepted of random words, so that odd but legal logs come up too.
 fn script() -> impl Strategy<Value = Script> {
-    prop::collection::vec(0..WORDS.len() + 6, 0..60).prop_map(|choices| {
-        let mut script = Script::play("say start");
+    let choices = prop::collection::vec(0..WORDS.len() + 6, 0..60);
+    (any::<bool>(), choices).prop_map(|(outside, choices)| {
+        let mut script = match outside {
+            true => Script::play_outside("say start"),
+            false => Script::play("say start"),
+        };
         for choice in choices {
             match WORDS.get(choice) {
                 Some(word) => drop(script.try_push(word)),
@@ -56,7 +63,11 @@ fn follow(script: &mut Script) {
             vec![script.event("answer bash read")]
         }
         Action::Watch(_) => vec![script.event("ran ok")],
-        Action::Rest | Action::Wait { .. } => vec![script.event("say more")],
+        Action::Rest | Action::Wait { .. } => match script.session.awaits().last() {
+            // The last first, so that answers come in another order than the calls.
+            Some(call) => vec![script.event(&format!("result {} ok", call.part))],
+            None => vec![script.event("say more")],
+        },
     };
     let seq = script.session.seq + 1;
     let record = Record::new(seq, seq * 1_000, events);
@@ -115,6 +126,22 @@ proptest! {
                 let request = context.request(&Limits::default()).unwrap();
                 validate(&request.messages)?;
             }
+        }
+    }
+
+    /// A doubled or late answer of a worker is refused and changes nothing.
+    #[test]
+    fn a_call_takes_one_answer(script in script()) {
+        let mut session = script.session.clone();
+        while let Some(call) = session.awaits().first().copied() {
+            let input = Input::ToolResult { call, content: vec![], is_error: false };
+            let event = received(input);
+            let (_, next) = conclude(&session, vec![event.clone()], session.at_ms, &Limits::default())
+                .unwrap();
+            prop_assert!(!next.awaits().contains(&call));
+            let again = Record::new(next.seq + 1, next.at_ms, vec![event]);
+            prop_assert!(next.after(&again).is_err());
+            session = next;
         }
     }
 
