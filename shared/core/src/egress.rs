@@ -1,9 +1,35 @@
 //! What a sandbox may reach over the network, and what was decided about what it tried. Deny is the
 //! default: nothing here means no network at all.
 
+mod rule;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::rule::{RuleFault, is_below, normal_name, path_fault};
 use crate::ids::UnixMs;
+
+/// The ports of a rule that names none.
+pub const WEB_PORTS: [u16; 2] = [80, 443];
+
+/// What `package_managers` opens, on the ports of the web: the public registries of pip, npm, cargo,
+/// gem, go and apt, and nothing that also serves other people's pages.
+pub const REGISTRY_HOSTS: &[&str] = &[
+    "pypi.org",
+    "files.pythonhosted.org",
+    "registry.npmjs.org",
+    "crates.io",
+    "index.crates.io",
+    "static.crates.io",
+    "rubygems.org",
+    "*.rubygems.org",
+    "proxy.golang.org",
+    "sum.golang.org",
+    "deb.debian.org",
+    "security.debian.org",
+    "archive.ubuntu.com",
+    "security.ubuntu.com",
+    "ports.ubuntu.com",
+];
 
 /// The network of an environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

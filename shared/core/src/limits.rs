@@ -136,3 +136,35 @@ pub mod files {
     /// Left-out entries that a manifest names; the rest is counted.
     pub const LEFT_OUT_NAMED_MAX: usize = 100;
 }
+
+/// Limits of a sandbox's network; the broker takes them as defaults.
+pub mod egress {
+    /// Connections at once. Package managers open up to about 20; a browser, six a host.
+    pub const CONNECTIONS_MAX: usize = 64;
+    /// Bytes one way over one connection. The largest wheels and images are about 3 GB.
+    pub const CONNECTION_BYTES_MAX: u64 = 4 << 30;
+    /// Bytes both ways over all connections of one sandbox.
+    pub const TOTAL_BYTES_MAX: u64 = 16 << 30;
+    /// Bytes a second over all connections of one sandbox, both ways: a fast line, and a few
+    /// sandboxes do not starve their host.
+    pub const RATE_BYTES_PER_S: u64 = 64 << 20;
+    /// A request's line and headers, and a TLS greeting. Servers take 8 to 16 KB.
+    pub const HEAD_BYTES_MAX: usize = 16 << 10;
+    pub const HEADERS_MAX: usize = 100;
+    /// From a connection's first byte to the end of the head or of the TLS handshake.
+    pub const HEAD_MS: u64 = 10_000;
+    /// A connection on which nothing moves for this long is closed.
+    pub const IDLE_MS: u64 = 60_000;
+    /// Looking a name up, connecting, and the TLS handshake with the origin, together.
+    pub const CONNECT_MS: u64 = 10_000;
+    /// Decisions kept until somebody asks; further ones are counted.
+    pub const DECISIONS_MAX: usize = 200;
+    /// Rules of one environment.
+    pub const RULES_MAX: usize = 200;
+    /// Ports, methods, paths or secrets of one rule.
+    pub const RULE_ITEMS_MAX: usize = 32;
+    pub const PATH_CHARS_MAX: usize = 1_024;
+    /// A value shorter than this could not be told from chance in an answer.
+    pub const SECRET_BYTES_MIN: usize = 8;
+    pub const SECRET_BYTES_MAX: usize = 4_096;
+}

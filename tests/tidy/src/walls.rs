@@ -57,13 +57,18 @@ pub const WALLS: &[Wall] = &[
     },
     Wall {
         package: "tailstep-local",
-        workspace: &["tailstep-core", "tailstep-runtime", "tailstep-sandbox"],
+        workspace: &["tailstep-core", "tailstep-runtime", "tailstep-egress", "tailstep-sandbox"],
         outside: &[AWS, LAMBDA],
     },
     Wall {
         package: "tailstep-api",
         workspace: &["tailstep-core", "tailstep-runtime"],
         outside: &[SQLITE, AWS, LAMBDA],
+    },
+    Wall {
+        package: "tailstep-egress",
+        workspace: &["tailstep-core"],
+        outside: &[SQLITE, AWS, LAMBDA, "axum*"],
     },
     Wall {
         package: "tailstep-sandbox",
@@ -77,6 +82,7 @@ pub const WALLS: &[Wall] = &[
             "tailstep-runtime",
             "tailstep-model",
             "tailstep-local",
+            "tailstep-egress",
             "tailstep-sandbox",
             "tailstep-api",
         ],

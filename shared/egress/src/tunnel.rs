@@ -1,0 +1,136 @@
+//! `CONNECT` to a host whose rule does not look into requests: bytes are passed on, after a look at the
+//! TLS greeting.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::{Duration, timeout},
+};
+
+use crate::{
+    authority::Host,
+    broker::Shared,
+    hello::{self, Greeting},
+    journal::Subject,
+    meter::{Direction, Meter},
+    policy::Way,
+    refusal::Refusal,
+    request::same_name,
+    stream::Inbound,
+};
+
+pub(crate) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+/// On this port nothing but TLS is expected.
+const HTTPS_PORT: u16 = 443;
+
+pub(crate) async fn serve(
+    shared: &Shared,
+    meter: &Meter,
+    host: &Host,
+    port: u16,
+    mut inbound: Inbound<OwnedReadHalf>,
+    mut out: OwnedWriteHalf,
+    origin: TcpStream,
+) {
+    let (mut from, mut to) = origin.into_split();
+    if out.write_all(ESTABLISHED).await.is_err() {
+        return;
+    }
+    let up = async {
+        greet(shared, host, port, &mut inbound).await?;
+        loop {
+            if !inbound.buffer.is_empty() {
+                meter.take(Direction::Up, inbound.buffer.len()).await?;
+                let piece = inbound.buffer.split();
+                to.write_all(&piece).await.map_err(|_| gone())?;
+                meter.touch();
+            }
+            if inbound.fill().await.map_err(|_| gone())? == 0 {
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+        }
+    };
+    let down = async {
+        let mut buffer = vec![0; 32 << 10];
+        loop {
+            let count = from.read(&mut buffer).await.map_err(|_| gone())?;
+            if count == 0 {
+                let _ = out.shutdown().await;
+                return Ok(());
+            }
+            meter.take(Direction::Down, count).await?;
+            out.write_all(&buffer[..count]).await.map_err(|_| gone())?;
+            meter.touch();
+        }
+    };
+    let still = |policy: &crate::policy::Policy| match policy.tunnel(host, port)? {
+        Way::Blind { .. } => Ok(()),
+        Way::Read => Err(Refusal::policy(format!("requests to {host} are now looked into"))),
+    };
+    let cut = tokio::select! {
+        both = async { tokio::try_join!(up, down) } => both.map(drop),
+        refusal = shared.forbidden(still) => Err(refusal),
+        refusal = meter.idle(shared.config.idle_ms) => Err(refusal),
+    };
+    match cut {
+        // A closed connection is no decision.
+        Err(refusal) if refusal != gone() => {
+            shared.journal.refused(&Subject::tunnel(host, port), &refusal.why);
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// One side closed the connection hard.
+fn gone() -> Refusal {
+    Refusal::origin("the connection was closed")
+}
+
+/// Looks at what the sandbox sends first, and leaves it in the buffer.
+async fn greet(
+    shared: &Shared,
+    host: &Host,
+    port: u16,
+    inbound: &mut Inbound<OwnedReadHalf>,
+) -> Result<(), Refusal> {
+    let begun = async {
+        loop {
+            match hello::read(&inbound.buffer) {
+                Greeting::More => {}
+                greeting @ (Greeting::NotTls | Greeting::Broken | Greeting::Hello { .. }) => {
+                    return Ok(greeting);
+                }
+            }
+            if inbound.fill().await.map_err(|_| gone())? == 0 {
+                // Half a greeting, or none: nothing is passed on.
+                return Err(gone());
+            }
+        }
+    };
+    // On other ports the server may be the one who speaks first, so only silence ends the wait.
+    let greeting = if port == HTTPS_PORT {
+        let late = |_| Refusal::policy(format!("nothing like TLS was sent to {host} in time"));
+        timeout(Duration::from_millis(shared.config.head_ms), begun).await.map_err(late)??
+    } else {
+        begun.await?
+    };
+    match greeting {
+        Greeting::Hello { server_name: None } => Ok(()),
+        Greeting::Hello { server_name: Some(said) } if same_name(&said, host) => Ok(()),
+        Greeting::Hello { server_name: Some(_) } => {
+            Err(Refusal::policy(format!("TLS asked for another name than {host}")))
+        }
+        Greeting::NotTls if port != HTTPS_PORT => Ok(()),
+        Greeting::NotTls => {
+            Err(Refusal::policy(format!("what was sent to port 443 of {host} is not TLS")))
+        }
+        Greeting::Broken | Greeting::More => {
+            Err(Refusal::policy(format!("the TLS greeting for {host} is broken")))
+        }
+    }
+}
