@@ -61,6 +61,7 @@ pub(crate) async fn create(
         return json(&body::agent(&made));
     }
     let draft = body::created(&api, Fields::of_body(&body)?)?;
+    let draft = body::with_skills(&api, &caller, draft).await?;
     creation.reserve(&api, &caller).await?;
     json(&body::agent(&write::create(&api, &caller, &creation.id, draft).await?))
 }

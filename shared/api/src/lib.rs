@@ -19,6 +19,7 @@ mod query;
 mod repeat;
 mod scope;
 mod sessions;
+mod skills;
 mod stamp;
 mod store;
 mod token;
@@ -154,6 +155,14 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/sessions/{id}/events/stream", get(events::stream))
         .route("/v1/sessions/{id}/resources", get(sessions::list_resources))
         .route("/v1/sessions/{id}/resources/{resource_id}", get(sessions::retrieve_resource))
+        .route("/v1/skills", post(skills::create).get(skills::list))
+        .route("/v1/skills/{id}", get(skills::retrieve).delete(skills::delete))
+        .route("/v1/skills/{id}/versions", post(skills::create_version).get(skills::list_versions))
+        .route(
+            "/v1/skills/{id}/versions/{version}",
+            get(skills::retrieve_version).delete(skills::delete_version),
+        )
+        .route("/v1/skills/{id}/versions/{version}/content", get(skills::download))
         .route("/v1/files", post(files::upload).get(files::list))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::download))

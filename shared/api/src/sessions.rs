@@ -90,6 +90,9 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
             "resources: files cannot be given to a session in a self_hosted environment",
         ));
     }
+    if kind == EnvironmentKind::Cloud && !agent.skills.is_empty() && !api.app.hands.skills {
+        return Err(ApiError::unsupported("agent", "an agent's skills are"));
+    }
     let resources = resources::resolve(api, caller, resources).await?;
     let environment = EnvironmentSpec { kind, ..EnvironmentSpec::cloud(environment_id) };
     Ok(Created { agent, environment, title, metadata, resources })

@@ -1,4 +1,4 @@
-"""Drives the files endpoints with the official Python client: uploads, and what a session put out.
+"""Drives files and skills with the official Python client: uploads, what a session put out, skills.
 
     ANTHROPIC_BASE_URL=http://127.0.0.1:8080 ANTHROPIC_API_KEY=... python files.py
 
@@ -8,10 +8,12 @@ The deployment has to play `scripted/echo` and to run tools. The last line is `N
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
 import time
 import traceback
+import zipfile
 from typing import Any, Callable
 
 import anthropic
@@ -28,13 +30,13 @@ client = anthropic.Anthropic(
 beta = client.beta
 
 
-def ran(command: str) -> str:
+def ran(command: str, agent: str | None = None) -> str:
     """A new session that has run one command; its id."""
-    agent = beta.agents.create(
-        name="files", model=MODEL, tools=[{"type": "agent_toolset_20260401"}]
-    )
+    toolset: Any = {"type": "agent_toolset_20260401"}
+    if agent is None:
+        agent = beta.agents.create(name="files", model=MODEL, tools=[toolset]).id
     environment = beta.environments.create(name="files")
-    session = beta.sessions.create(agent=agent.id, environment_id=environment.id)
+    session = beta.sessions.create(agent=agent, environment_id=environment.id)
     text = f"Use the bash tool to run exactly: {command}"
     message: Any = {"type": "user.message", "content": [{"type": "text", "text": text}]}
     beta.sessions.events.send(session.id, events=[message])
@@ -78,8 +80,38 @@ def outputs_are_listed_and_downloaded() -> None:
     assert [file.filename for file in left] == ["empty"], left
 
 
+def skills_are_made_fetched_and_used() -> None:
+    text = b"---\nname: make-it\ndescription: Makes it.\n---\n# How to make it\n"
+    script = b"#!/bin/sh\necho made\n"
+    skill = beta.skills.create(
+        files=[("it/SKILL.md", text, "text/markdown"), ("it/bin/make", script, "text/plain")]
+    )
+    version = beta.skills.versions.retrieve("latest", skill_id=skill.id)
+    assert version.name == "make-it" and version.description == "Makes it.", version
+    assert skill.id in [found.id for found in beta.skills.list(limit=1)]
+    archive = beta.skills.versions.download("latest", skill_id=skill.id).read()
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        assert opened.read("it/SKILL.md") == text, opened.namelist()
+    agent = beta.agents.create(
+        name="skilled",
+        model=MODEL,
+        tools=[{"type": "agent_toolset_20260401"}],
+        skills=[{"type": "custom", "skill_id": skill.id}],
+    )
+    assert agent.skills[0].skill_id == skill.id, agent.skills
+    session = ran("cat /skills/make-it/SKILL.md; /skills/make-it/bin/make", agent.id)
+    events = list(beta.sessions.events.list(session))
+    result = next(event for event in events if event.type == "agent.tool_result")
+    assert "# How to make it\nmade" in result.content[0].text, result
+    beta.skills.delete(skill.id)
+
+
 def main() -> int:
-    checks: list[Callable[[], None]] = [uploads_round_trip, outputs_are_listed_and_downloaded]
+    checks: list[Callable[[], None]] = [
+        uploads_round_trip,
+        outputs_are_listed_and_downloaded,
+        skills_are_made_fetched_and_used,
+    ]
     failed = 0
     for check in checks:
         try:

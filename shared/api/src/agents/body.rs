@@ -4,14 +4,17 @@ use serde_json::{Value, json};
 use tailstep_core::{
     agent::{AgentSpec, ModelSpec},
     limits::input::{NAME_CHARS_MAX, SYSTEM_CHARS_MAX},
+    toolset,
 };
 
 use super::{Agent, tools};
 use crate::{
     Api,
+    auth::Caller,
     error::ApiError,
     fields::{Fields, check_length, check_name},
     metadata::{EmptyValue, Metadata, patched},
+    skills::{self, Wish},
     stamp::stamp,
     store::Stored,
 };
@@ -27,6 +30,8 @@ pub(super) struct Draft {
     /// Its id and version are not the client's.
     pub(super) spec: AgentSpec,
     pub(super) metadata: Metadata,
+    /// Skills to be resolved; `None` keeps those of `spec`.
+    pub(super) skills: Option<Vec<Wish>>,
 }
 
 /// Reads the body of a create request.
@@ -48,6 +53,7 @@ pub(super) fn created(api: &Api, mut fields: Fields) -> Result<Draft, ApiError> 
             skills: Vec::new(),
         },
         metadata: Metadata::new(),
+        skills: None,
     };
     with_rest(blank, fields)
 }
@@ -61,7 +67,7 @@ pub(super) struct Update {
 
 /// Reads the body of an update of `old`: absent fields keep what they are.
 pub(super) fn updated(api: &Api, old: &Agent, mut fields: Fields) -> Result<Update, ApiError> {
-    let mut draft = Draft { spec: old.spec.clone(), metadata: old.metadata.clone() };
+    let mut draft = Draft { spec: old.spec.clone(), metadata: old.metadata.clone(), skills: None };
     let expected = fields.count("version")?;
     if let Some(name) = fields.take_raw("name") {
         let Value::String(name) = name else {
@@ -98,12 +104,34 @@ fn with_rest(mut draft: Draft, mut fields: Fields) -> Result<Draft, ApiError> {
     }
     draft.metadata = patched(&draft.metadata, &mut fields, EmptyValue::Keeps)?;
     fields.unsupported("mcp_servers", "MCP servers are")?;
-    fields.unsupported("skills", "skills are")?;
+    match fields.take_raw("skills") {
+        None => {}
+        Some(Value::Null) => draft.skills = Some(Vec::new()),
+        Some(Value::Array(entries)) => draft.skills = Some(skills::read_wishes(entries)?),
+        Some(_) => return Err(fields.error("skills", "must be an array")),
+    }
     fields.unsupported("multiagent", "sub-agents are")?;
     if let Some(identity) = fields.take("execution_identity") {
         identity_is_default(identity)?;
     }
     fields.finish()?;
+    Ok(draft)
+}
+
+/// The draft with its skills at concrete versions.
+pub(super) async fn with_skills(
+    api: &Api,
+    caller: &Caller,
+    mut draft: Draft,
+) -> Result<Draft, ApiError> {
+    if let Some(wishes) = draft.skills.take() {
+        draft.spec.skills = skills::resolve(api, caller, wishes).await?;
+    }
+    if !draft.spec.skills.is_empty() && toolset::enabled(&draft.spec.tools).next().is_none() {
+        return Err(ApiError::invalid(
+            "skills: an agent reads its skills with its tools; enable some, or leave skills out",
+        ));
+    }
     Ok(draft)
 }
 
@@ -212,7 +240,11 @@ pub(crate) fn snapshot(spec: &AgentSpec) -> Value {
         "model": model,
         "tools": tools::shown(&spec.tools),
         "mcp_servers": [],
-        "skills": [],
+        "skills": spec.skills.iter().map(|skill| json!({
+            "type": "custom",
+            "skill_id": skill.skill_id,
+            "version": skill.version,
+        })).collect::<Vec<_>>(),
         "multiagent": null,
         "execution_identity": {"type": "service_account"},
     })

@@ -81,7 +81,8 @@ pub(super) async fn update(
                  repeat the change"
             )));
         }
-        let Draft { mut spec, metadata } = update.draft;
+        let draft = body::with_skills(api, caller, update.draft).await?;
+        let Draft { mut spec, metadata, skills: _ } = draft;
         if spec == old.spec && metadata == old.metadata {
             return Ok(agent);
         }

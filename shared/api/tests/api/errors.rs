@@ -151,7 +151,7 @@ async fn wrong_agents() {
             (with("model", json!({"id": "m", "speed": "fast"})), "model.speed:", "not supported"),
             (with("model", json!({"id": "m", "effort": "huge"})), "model.effort:", "low"),
             (with("model", json!({"id": "m", "x": 1})), "model.x:", "unknown field"),
-            (with("skills", json!([{"type": "custom"}])), "skills:", "not supported"),
+            (with("skills", json!([{"type": "anthropic"}])), "skills[0].type:", "not supported"),
             (with("mcp_servers", json!([{}])), "mcp_servers:", "not supported"),
             (with("multiagent", json!({"type": "coordinator"})), "multiagent:", "not supported"),
             (
@@ -193,7 +193,7 @@ async fn wrong_agents() {
             (json!({"name": null}), "name:", "cleared"),
             (json!({"model": null}), "model:", "cleared"),
             (json!({"version": 0}), "version:", "whole number"),
-            (json!({"skills": [1]}), "skills:", "not supported"),
+            (json!({"skills": [1]}), "skills[0]:", "must be an object"),
         ],
     )
     .await;

@@ -16,6 +16,7 @@ mod resources;
 mod results;
 mod routes;
 mod sessions;
+mod skills;
 mod streams;
 mod tenants;
 mod work;

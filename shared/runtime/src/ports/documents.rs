@@ -82,6 +82,9 @@ pub enum DocumentKind {
     EnvironmentKey,
     /// The environment keys of a tenant. Id: the environment's id, `#`, and the key's.
     EnvironmentKeyName,
+    Skill,
+    /// Id: the skill's id, `#`, and the version's id, which sort by time.
+    SkillVersion,
 }
 
 impl DocumentKind {
@@ -99,6 +102,8 @@ impl DocumentKind {
             Self::WorkPast => "work_past",
             Self::EnvironmentKey => "environment_key",
             Self::EnvironmentKeyName => "environment_key_name",
+            Self::Skill => "skill",
+            Self::SkillVersion => "skill_version",
         }
     }
 }
