@@ -43,6 +43,11 @@ const ON_SESSION: [(Method, &str); 4] = [
     (Method::GET, "/v1/sessions/{id}/events/stream"),
 ];
 
+/// What a worker fetches for the session's agent. Skills are the tenant's own instructions and hold
+/// no secret; which ones an agent has is not looked up for each request.
+const ON_SKILLS: [&str; 2] =
+    ["/v1/skills/{id}/versions/{version}", "/v1/skills/{id}/versions/{version}/content"];
+
 impl Scope {
     /// Less than a tenant.
     pub(crate) fn is_bound(&self) -> bool {
@@ -58,6 +63,7 @@ impl Scope {
         let on_item = *method == Method::POST && ON_ITEM.contains(&route);
         let on_session =
             ON_SESSION.iter().any(|(allowed, pattern)| allowed == method && *pattern == route);
+        let on_skills = *method == Method::GET && ON_SKILLS.contains(&route);
         match self {
             Self::Tenant if on_queue => Err(ApiError::forbidden(
                 "this takes an environment key; make one with \
@@ -71,7 +77,8 @@ impl Scope {
                 Reach::One(_) | Reach::All => Ok(()),
             },
             // Whose session it is is seen once it is read.
-            Self::Environment(_) if on_session => Ok(()),
+            Self::Environment(_) if on_session || on_skills => Ok(()),
+            Self::Item { .. } if on_skills => Ok(()),
             Self::Item { environment, item, .. } if on_item && !route.ends_with("/ack") => {
                 if environment == id && item == item_id {
                     Ok(())
@@ -146,7 +153,15 @@ mod tests {
             assert!(!ok(&item, method.clone(), route, &foreign));
             assert!(ok(&one, method, route, &foreign), "the session itself says whose it is");
         }
+        for route in ON_SKILLS {
+            for scope in [&one, &all, &item] {
+                assert!(ok(scope, Method::GET, route, "/v1/skills/skill_1/versions/1"));
+                assert!(!ok(scope, Method::DELETE, route, "/v1/skills/skill_1/versions/1"));
+            }
+        }
         for (method, route) in [
+            (Method::GET, "/v1/skills"),
+            (Method::GET, "/v1/files/{id}/content"),
             (Method::DELETE, "/v1/sessions/{id}"),
             (Method::GET, "/v1/agents"),
             (Method::GET, "/v1/environments/{id}/work/stats"),
