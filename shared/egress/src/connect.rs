@@ -19,8 +19,15 @@ const TRIES_MAX: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) stream: TcpStream,
-    /// True when the operator opened the address by hand.
-    pub(crate) opened: bool,
+    pub(crate) standing: Standing,
+}
+
+/// Why an address may be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Public,
+    /// The operator opened it by hand.
+    Opened,
 }
 
 /// Connects to `host` at `port` within `deadline`.
@@ -34,21 +41,21 @@ pub(crate) async fn connect(
     let found = timeout_at(deadline, lookup(config, host)).await.map_err(late)??;
     let addresses: Vec<SocketAddr> =
         found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-    let opened =
+    let is_opened =
         |address: &SocketAddr| config.allow_private.iter().any(|net| net.contains(*address));
     // One closed address closes the name: whoever mixes them is trying something.
-    if addresses.iter().any(|address| !opened(address) && !is_public(address.ip())) {
+    if addresses.iter().any(|address| !is_opened(address) && !is_public(address.ip())) {
         return Err(Refusal::policy(format!(
             "{host} has an address that is not public, and this environment reaches public ones only"
         )));
     }
     let mut failed = format!("{host} has no address");
     for address in addresses.iter().take(TRIES_MAX) {
-        let opened = opened(address);
+        let standing = if is_opened(address) { Standing::Opened } else { Standing::Public };
         match timeout_at(deadline, TcpStream::connect(address)).await.map_err(late)? {
-            Ok(stream) if opened || !is_self(&stream) => {
+            Ok(stream) if standing == Standing::Opened || !is_self(&stream) => {
                 let _ = stream.set_nodelay(true);
-                return Ok(Connected { stream, opened });
+                return Ok(Connected { stream, standing });
             }
             Ok(_) => {
                 return Err(Refusal::policy(format!(

@@ -27,7 +27,7 @@ use crate::{
     authority::Host,
     body::{BodyReader, Piece, RequestBody},
     broker::{Live, Shared},
-    connect,
+    connect::{self, Standing},
     head::{Framing, Head, Version},
     journal::Subject,
     meter::{Direction, Meter},
@@ -53,8 +53,7 @@ pub(crate) struct Place<'a> {
 /// A connection to the origin.
 pub(crate) struct Origin {
     sender: SendRequest<RequestBody>,
-    /// True when the operator opened its address by hand.
-    opened: bool,
+    standing: Standing,
     used: Instant,
     _driver: Owned,
 }
@@ -129,11 +128,20 @@ async fn prepare(
         Some(origin) => origin,
         None => dial(shared, target).await?,
     };
-    if filled == Filled::Secret && target.scheme == Scheme::Http && !connected.opened {
-        return Err(Refusal::policy("a secret is sent over TLS only"));
-    }
+    check_carrier(filled, target.scheme, connected.standing)?;
     *origin = Some(connected);
     Ok(Ready { request, pieces, framing, live, grant })
+}
+
+/// Anybody on the way could read a secret in plain HTTP; an operator's own network is the operator's
+/// to judge.
+fn check_carrier(filled: Filled, scheme: Scheme, standing: Standing) -> Result<(), Refusal> {
+    match (filled, scheme, standing) {
+        (Filled::Secret, Scheme::Http, Standing::Public) => {
+            Err(Refusal::policy("a secret is sent over TLS only"))
+        }
+        (Filled::Nothing, _, _) | (_, Scheme::Https, _) | (_, _, Standing::Opened) => Ok(()),
+    }
 }
 
 fn asked<'a>(target: &Target<'a>, head: &'a Head, url: &'a str) -> Asked<'a> {
@@ -191,8 +199,8 @@ async fn dial(shared: &Shared, target: &Target<'_>) -> Result<Origin, Refusal> {
             tracing::debug!(%error, "a connection to an origin ended");
         }
     });
-    let opened = connected.opened;
-    Ok(Origin { sender, opened, used: Instant::now(), _driver: Owned(driver) })
+    let standing = connected.standing;
+    Ok(Origin { sender, standing, used: Instant::now(), _driver: Owned(driver) })
 }
 
 /// Sends the request's body and brings the answer, at the same time.
@@ -294,4 +302,22 @@ async fn upload<R: AsyncRead + Unpin>(
     // The receiver of a body with a known length may be gone already.
     let _ = pieces.send(Piece::End).await;
     Ok(Sent::Whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_do_not_travel_in_the_open() {
+        let refused = check_carrier(Filled::Secret, Scheme::Http, Standing::Public).unwrap_err();
+        assert_eq!(refused.status, 403);
+        for good in [
+            (Filled::Secret, Scheme::Https, Standing::Public),
+            (Filled::Secret, Scheme::Http, Standing::Opened),
+            (Filled::Nothing, Scheme::Http, Standing::Public),
+        ] {
+            assert!(check_carrier(good.0, good.1, good.2).is_ok(), "{good:?}");
+        }
+    }
 }

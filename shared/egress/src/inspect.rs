@@ -44,12 +44,7 @@ pub(crate) async fn serve(
     };
     let target = Target { host, port, scheme: Scheme::Https };
     let place = Place { shared, meter, target };
-    let closed = shared.forbidden(|policy| policy.tunnel(host, port).map(drop));
-    tokio::select! {
-        () = requests(&place, stream) => {}
-        // A request that is under way has told it itself.
-        _ = closed => {}
-    }
+    requests(&place, stream).await;
 }
 
 async fn accept<S>(shared: &Shared, host: &Host, io: S) -> Result<TlsStream<S>, Refusal>
@@ -88,7 +83,13 @@ async fn requests<S: AsyncRead + AsyncWrite + Unpin>(place: &Place<'_>, stream: 
     let mut origin = None;
     loop {
         let subject = Subject::tunnel(target.host, target.port);
-        let refusal = match read_head(&mut inbound, times).await {
+        // Between requests there is nobody to tell that the host is closed now; during one, the
+        // exchange tells it.
+        let read = tokio::select! {
+            read = read_head(&mut inbound, times) => read,
+            _ = shared.forbidden(|policy| policy.tunnel(target.host, target.port).map(drop)) => break,
+        };
+        let refusal = match read {
             Ok(Some(head)) if head.target.starts_with('/') && head.method != "CONNECT" => {
                 let url = head.target.clone();
                 match exchange(place, &head, &url, &mut inbound, &mut out, &mut origin).await {

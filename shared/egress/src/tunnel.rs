@@ -2,7 +2,7 @@
 //! TLS greeting.
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{
         TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -41,7 +41,7 @@ pub(crate) async fn serve(
         return;
     }
     let up = async {
-        greet(shared, host, port, &mut inbound).await?;
+        greet(shared.config.head_ms, host, port, &mut inbound).await?;
         loop {
             if !inbound.buffer.is_empty() {
                 meter.take(Direction::Up, inbound.buffer.len()).await?;
@@ -92,11 +92,11 @@ fn gone() -> Refusal {
 }
 
 /// Looks at what the sandbox sends first, and leaves it in the buffer.
-async fn greet(
-    shared: &Shared,
+async fn greet<R: AsyncRead + Unpin>(
+    head_ms: u64,
     host: &Host,
     port: u16,
-    inbound: &mut Inbound<OwnedReadHalf>,
+    inbound: &mut Inbound<R>,
 ) -> Result<(), Refusal> {
     let begun = async {
         loop {
@@ -115,7 +115,7 @@ async fn greet(
     // On other ports the server may be the one who speaks first, so only silence ends the wait.
     let greeting = if port == HTTPS_PORT {
         let late = |_| Refusal::policy(format!("nothing like TLS was sent to {host} in time"));
-        timeout(Duration::from_millis(shared.config.head_ms), begun).await.map_err(late)??
+        timeout(Duration::from_millis(head_ms), begun).await.map_err(late)??
     } else {
         begun.await?
     };
@@ -132,5 +132,33 @@ async fn greet(
         Greeting::Broken | Greeting::More => {
             Err(Refusal::policy(format!("the TLS greeting for {host} is broken")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_but_tls_goes_to_the_port_of_https() {
+        let host = Host::Name("a.test".to_owned());
+        for (port, sent, refused) in [
+            (443, b"GET / HTTP/1.1\r\n\r\n".as_slice(), Some("is not TLS")),
+            (443, b"SSH-2.0-x\r\n", Some("is not TLS")),
+            (443, &[22, 3, 1, 0, 0, 0], Some("is broken")),
+            (443, &[22, 3], Some("closed")),
+            (80, b"GET / HTTP/1.1\r\n\r\n", None),
+            (80, &[22, 3, 1, 0, 0, 0], Some("is broken")),
+        ] {
+            let why = greet(1_000, &host, port, &mut Inbound::new(sent)).await.err();
+            match (why, refused) {
+                (None, None) => {}
+                (Some(refusal), Some(part)) if refusal.why.contains(part) => {}
+                (found, _) => panic!("{port} {sent:?}: {found:?}"),
+            }
+        }
+        let (_silent, other) = tokio::io::duplex(1);
+        let late = greet(10, &host, 443, &mut Inbound::new(other)).await.unwrap_err();
+        assert!(late.why.contains("in time"), "{}", late.why);
     }
 }
