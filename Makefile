@@ -63,7 +63,7 @@ crash: ## Kill a working server fifty times, at random moments
 	TAILSTEP_CRASH_KILLS=50 cargo test -p tests-e2e --test crash -- --nocapture
 
 .PHONY: conformance
-conformance: setup programs ## Drive the API with the official Python and JavaScript clients
+conformance: setup programs ## Drive the API with the official Python and JavaScript clients and workers
 	sh tests/e2e/sdk/conformance.sh $(TAILSTEP)
 
 .PHONY: wire

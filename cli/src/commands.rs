@@ -4,6 +4,7 @@ pub(crate) mod dev;
 pub(crate) mod logs;
 pub(crate) mod run;
 pub(crate) mod sessions;
+pub(crate) mod worker;
 
 use std::path::PathBuf;
 

@@ -37,6 +37,8 @@ enum Command {
     Sessions(commands::sessions::Args),
     /// Print what happened in a session
     Logs(commands::logs::Args),
+    /// Run the tools of sessions that a server elsewhere leads
+    Worker(commands::worker::Args),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::main(&args),
         Command::Sessions(args) => commands::sessions::main(&args),
         Command::Logs(args) => commands::logs::main(&args),
+        Command::Worker(args) => commands::worker::main(&args),
     };
     done.unwrap_or_else(|error| {
         if !is_closed_pipe(&error) {

@@ -3,7 +3,7 @@
 #
 #     sh tests/e2e/sdk/conformance.sh PATH-OF-TAILSTEP
 #
-# TAILSTEP_CONFORMANCE names a further script that is run with `--stage 1` by each Python version.
+# TAILSTEP_CONFORMANCE names a further script that is run with `--stage 1 --worker` by each Python version.
 set -eu
 
 tailstep=$1
@@ -44,16 +44,22 @@ done
 }
 export ANTHROPIC_BASE_URL
 
+# One key for the environments that the clients make below.
+ANTHROPIC_ENVIRONMENT_KEY=$(python3 "$here/sdk/environment_key.py")
+export ANTHROPIC_ENVIRONMENT_KEY
+
 failed=0
 for version in $versions; do
     python="$root/.venv/anthropic-$version/bin/python"
     "$python" "$here/sdk/stage1.py" || failed=1
+    "$python" "$here/sdk/worker.py" || failed=1
     "$python" "$here/sdk/files.py" || failed=1
     if [ -n "${TAILSTEP_CONFORMANCE:-}" ]; then
-        "$python" "$TAILSTEP_CONFORMANCE" --stage 1 || failed=1
+        "$python" "$TAILSTEP_CONFORMANCE" --stage 1 --worker || failed=1
     fi
 done
 node "$here/node/turn.mjs" || failed=1
+node "$here/node/worker.mjs" || failed=1
 
 if [ "$failed" -ne 0 ]; then
     echo "--- the server's last lines" >&2

@@ -71,6 +71,11 @@ pub const WALLS: &[Wall] = &[
         outside: &[SQLITE, AWS, LAMBDA, "axum*"],
     },
     Wall {
+        package: "tailstep-worker",
+        workspace: &["tailstep-core", "tailstep-runtime"],
+        outside: &[SQLITE, AWS, LAMBDA],
+    },
+    Wall {
         package: "tailstep-sandbox",
         workspace: &["tailstep-core"],
         outside: &[SQLITE, AWS, LAMBDA, "hyper*"],
@@ -85,6 +90,7 @@ pub const WALLS: &[Wall] = &[
             "tailstep-egress",
             "tailstep-sandbox",
             "tailstep-api",
+            "tailstep-worker",
         ],
         outside: &[AWS, LAMBDA],
     },
