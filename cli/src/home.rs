@@ -29,7 +29,7 @@ pub(crate) const TENANT: &str = "default";
 
 /// What sandboxes of this machine can be given.
 pub(crate) const HANDS: HandsFeatures =
-    HandsFeatures { files: true, skills: true, packages: false };
+    HandsFeatures { files: true, skills: true, packages: false, networking: false };
 
 /// Conversations kept at hand between model calls; a cache of what the log holds.
 const PREFIXES_MAX: usize = 256;

@@ -2,6 +2,8 @@
 //! deployment's own sandboxes; the calls of a `self_hosted` one are run by workers that fetch them
 //! ([`crate::work`]).
 
+mod networking;
+
 use std::sync::Arc;
 
 use axum::{
@@ -13,8 +15,9 @@ use serde_json::{Value, json};
 use tailstep_core::{agent::EnvironmentKind, ids::UnixMs, limits::input::NAME_CHARS_MAX};
 use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
 
+use self::networking::Network;
 use crate::{
-    Api,
+    Api, HandsFeatures,
     auth::Caller,
     edge::{Answer, Id, json as answer, read_body},
     error::ApiError,
@@ -40,6 +43,8 @@ pub(crate) struct Environment {
     name: String,
     #[serde(default)]
     pub(crate) kind: EnvironmentKind,
+    #[serde(default, skip_serializing_if = "Network::is_unrestricted")]
+    pub(crate) network: Network,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default)]
@@ -71,12 +76,13 @@ pub(crate) async fn create(
     let blank = Environment {
         name,
         kind: EnvironmentKind::default(),
+        network: Network::default(),
         description: None,
         metadata: Metadata::new(),
         updated_at_ms: now_ms,
         archived_at_ms: None,
     };
-    let value = with_rest(blank, fields)?;
+    let value = with_rest(blank, fields, api.app.hands)?;
     creation.reserve(&api, &caller).await?;
     let mut made = Stored { id: creation.id, revision: 0, created_at_ms: now_ms, value };
     let documents = api.app.documents.as_ref();
@@ -130,7 +136,7 @@ pub(crate) async fn update(
             check_name(&name, "name", NAME_CHARS_MAX)?;
             next.name = name;
         }
-        let next = with_rest(next, fields)?;
+        let next = with_rest(next, fields, api.app.hands)?;
         if environment.archived_at_ms.is_some() {
             return Err(archived(&id));
         }
@@ -225,7 +231,11 @@ pub(crate) async fn list(
 }
 
 /// The fields that mean the same in a create and an update.
-fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environment, ApiError> {
+fn with_rest(
+    mut environment: Environment,
+    mut fields: Fields,
+    hands: HandsFeatures,
+) -> Result<Environment, ApiError> {
     match fields.take_raw("description") {
         None => {}
         Some(Value::Null) => environment.description = None,
@@ -237,7 +247,7 @@ fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environ
     }
     environment.metadata = patched(&environment.metadata, &mut fields, EmptyValue::Deletes)?;
     if let Some(config) = fields.take("config") {
-        environment.kind = check_config(Fields::of(config, "config")?)?;
+        configure(&mut environment, Fields::of(config, "config")?, hands)?;
     }
     if let Some(scope) = fields.text("scope")?
         && scope != "organization"
@@ -249,24 +259,23 @@ fn with_rest(mut environment: Environment, mut fields: Fields) -> Result<Environ
 }
 
 /// Whose hands run the tools. What the deployment's own hands may do is said for those only.
-fn check_config(mut fields: Fields) -> Result<EnvironmentKind, ApiError> {
+fn configure(
+    environment: &mut Environment,
+    mut fields: Fields,
+    hands: HandsFeatures,
+) -> Result<(), ApiError> {
     match fields.required_text("type")?.as_str() {
         "cloud" => {}
         "self_hosted" => {
-            fields.finish()?;
-            return Ok(EnvironmentKind::SelfHosted);
+            environment.kind = EnvironmentKind::SelfHosted;
+            return fields.finish();
         }
         _ => return Err(fields.error("type", "must be cloud or self_hosted")),
     }
+    environment.kind = EnvironmentKind::Cloud;
+    // An update that does not speak of the network leaves its limits as they are.
     if let Some(networking) = fields.take("networking") {
-        let mut networking = Fields::of(networking, "config.networking")?;
-        match networking.required_text("type")?.as_str() {
-            "unrestricted" => networking.finish()?,
-            "limited" => {
-                return Err(ApiError::unsupported("config.networking.type", "limited is"));
-            }
-            _ => return Err(networking.error("type", "must be unrestricted")),
-        }
+        environment.network = Network::read(networking, hands)?;
     }
     if let Some(packages) = fields.take("packages") {
         let mut packages = Fields::of(packages, "config.packages")?;
@@ -278,18 +287,17 @@ fn check_config(mut fields: Fields) -> Result<EnvironmentKind, ApiError> {
         }
         packages.finish()?;
     }
-    fields.finish()?;
-    Ok(EnvironmentKind::Cloud)
+    fields.finish()
 }
 
 fn shown(stored: &Stored<Environment>) -> Value {
-    let Environment { name, kind, description, metadata, updated_at_ms, archived_at_ms } =
+    let Environment { name, kind, network, description, metadata, updated_at_ms, archived_at_ms } =
         &stored.value;
     let config = match kind {
         EnvironmentKind::SelfHosted => json!({"type": "self_hosted"}),
         EnvironmentKind::Cloud => json!({
             "type": "cloud",
-            "networking": {"type": "unrestricted"},
+            "networking": network.shown(),
             "packages": {
                 "type": "packages",
                 "apt": [], "cargo": [], "gem": [], "go": [], "npm": [], "pip": [],

@@ -72,6 +72,8 @@ pub struct HandsFeatures {
     pub skills: bool,
     /// Packages installed before the first call.
     pub packages: bool,
+    /// A network that reaches only what rules allow.
+    pub networking: bool,
 }
 
 /// [`App`] and what the process remembers between requests: caches only, each may be lost.

@@ -15,6 +15,7 @@ use axum::{
 use serde_json::json;
 use tailstep_core::{
     agent::{EnvironmentKind, EnvironmentSpec},
+    egress::Networking,
     event::{Created, EndReason},
     ids::SessionKey,
     session::Phase,
@@ -94,7 +95,12 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
         return Err(ApiError::unsupported("agent", "an agent's skills are"));
     }
     let resources = resources::resolve(api, caller, resources).await?;
-    let environment = EnvironmentSpec { kind, ..EnvironmentSpec::cloud(environment_id) };
+    let networking = match kind {
+        EnvironmentKind::Cloud => environment.value.network.rules(),
+        EnvironmentKind::SelfHosted => Networking::None,
+    };
+    let environment =
+        EnvironmentSpec { kind, networking, ..EnvironmentSpec::cloud(environment_id) };
     Ok(Created { agent, environment, title, metadata, resources })
 }
 

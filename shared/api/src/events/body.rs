@@ -7,6 +7,7 @@ use serde_json::{
 };
 use tailstep_core::{
     content::Content,
+    egress::EgressDecision,
     ids::{Position, Seq, UnixMs},
     raw::RawJson,
 };
@@ -59,6 +60,11 @@ pub(super) enum Body {
         content: Vec<Content>,
         is_error: bool,
         x_origin: &'static str,
+        /// What the sandbox tried to reach meanwhile.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        x_egress: Vec<Egress>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        x_egress_dropped: Option<u64>,
     },
     UserToolResult {
         tool_use_id: String,
@@ -161,3 +167,22 @@ const KINDS: [&str; 41] = [
     "workflow_run.phase_started",
     "workflow_run.phase_ended",
 ];
+
+/// One decision about the network.
+#[derive(Debug, Serialize)]
+pub(super) struct Egress {
+    at: String,
+    allowed: bool,
+    host: String,
+    port: u16,
+    method: Option<String>,
+    path: Option<String>,
+    why: String,
+}
+
+impl From<EgressDecision> for Egress {
+    fn from(decision: EgressDecision) -> Self {
+        let EgressDecision { at_ms, allowed, host, port, method, path, why } = decision;
+        Self { at: stamp(at_ms), allowed, host, port, method, path, why }
+    }
+}

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 use tailstep_core::{
     content::Content,
     event::{
-        ActionRequired, EndReason, Event, Input, LimitName, ModelAnswered, ModelFailed,
-        ModelStarted, Origin, ToolFinished, TurnEnd, TurnEnded,
+        ActionRequired, EndReason, Event, HandsReport, Input, LimitName, ModelAnswered,
+        ModelFailed, ModelStarted, Origin, ToolFinished, TurnEnd, TurnEnded,
     },
     ids::{Position, UnixMs},
     model::{Block, FailureKind, Stop, Usage},
@@ -34,7 +34,7 @@ use tailstep_core::{
 };
 
 use super::{
-    body::{Body, MESSAGE, Place, Shown},
+    body::{Body, Egress, MESSAGE, Place, Shown},
     past::{self, Messages, Past, Stand},
 };
 use crate::sessions;
@@ -218,6 +218,7 @@ impl View {
     }
 
     fn tool_finished(&self, finished: ToolFinished, out: &mut Out) {
+        let HandsReport { egress, egress_dropped, outputs: _ } = finished.result.report;
         let body = Body::ToolResult {
             tool_use_id: finished.call.event_id(&self.session),
             content: finished.result.content,
@@ -228,6 +229,8 @@ impl View {
                 Origin::Cancelled => "cancelled",
                 Origin::Unknown => "unknown",
             },
+            x_egress: egress.into_iter().map(Egress::from).collect(),
+            x_egress_dropped: Some(egress_dropped).filter(|dropped| *dropped > 0),
         };
         out.push(out.at, "agent.tool_result", body);
     }

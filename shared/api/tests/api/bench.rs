@@ -21,7 +21,7 @@ use tailstep_api::{App, HandsFeatures, keys, router};
 use tailstep_core::{
     event::HandsReport,
     files::{FileContent, Manifest, OutputFile},
-    ids::{BlobRef, SessionKey, UnixMs},
+    ids::{SessionKey, UnixMs},
     limits::{Limits, files::UPLOAD_BYTES_MAX},
     model::{Block, FailureKind, ModelAnswer, ModelFailure, ModelRequest, Stop, Usage},
     raw::RawJson,
@@ -68,9 +68,9 @@ impl Model for FakeModel {
     }
 }
 
-/// Every call works, and may put out what it was told to.
+/// Every call works, and reports what it was told to, once.
 #[derive(Default)]
-pub(crate) struct FakeHands(Mutex<Option<BlobRef>>);
+pub(crate) struct FakeHands(Mutex<HandsReport>);
 
 #[async_trait]
 impl Hands for FakeHands {
@@ -78,7 +78,7 @@ impl Hands for FakeHands {
         Ok(ToolReply {
             text: format!("{} ran", order.tool),
             is_error: false,
-            report: HandsReport { outputs: self.0.lock().unwrap().take(), ..Default::default() },
+            report: std::mem::take(&mut *self.0.lock().unwrap()),
             ..ToolReply::default()
         })
     }
@@ -197,7 +197,7 @@ impl Bench {
             documents: documents.clone(),
             blobs: blobs.clone(),
             upload_bytes_max: UPLOAD_BYTES_MAX,
-            hands: HandsFeatures { files: true, skills: true, packages: true },
+            hands: HandsFeatures { files: true, skills: true, packages: true, networking: true },
             stream_max_ms,
         };
         Self {
@@ -230,10 +230,15 @@ impl Bench {
         }
         let encoded = manifest.encode().unwrap();
         let blob = self.blobs.put("one", encoded.into()).await.unwrap();
-        *self.hands.0.lock().unwrap() = Some(blob);
+        self.hands_report(HandsReport { outputs: Some(blob), ..HandsReport::default() });
         self.model_answers([calls("bash"), says("done")]);
         self.say(session, "put out").await;
         self.settle().await;
+    }
+
+    /// What the hands report of their next call.
+    pub(crate) fn hands_report(&self, report: HandsReport) {
+        *self.hands.0.lock().unwrap() = report;
     }
 
     /// What the model answers next, after what it was told before.

@@ -214,9 +214,9 @@ async fn wrong_environments() {
             (config(json!({"type": "moon"})), "config.type:", "cloud"),
             (config(json!({})), "config.type:", "required"),
             (
-                config(json!({"type": "cloud", "networking": {"type": "limited"}})),
+                config(json!({"type": "cloud", "networking": {"type": "closed"}})),
                 "config.networking.type:",
-                "not supported",
+                "unrestricted or limited",
             ),
             (
                 config(json!({"type": "cloud", "packages": {"pip": ["numpy"]}})),

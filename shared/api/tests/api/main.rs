@@ -9,6 +9,7 @@ mod failing;
 mod files;
 mod history;
 mod keys;
+mod networks;
 mod outside;
 mod paging;
 mod repeats;
