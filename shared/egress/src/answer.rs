@@ -191,5 +191,5 @@ pub(crate) async fn write<W: AsyncWrite + Unpin>(out: &mut W, bytes: &[u8]) -> R
         out.write_all(bytes).await?;
         out.flush().await
     };
-    written.await.map_err(|_| Refusal::malformed("the client went away"))
+    written.await.map_err(|_| Refusal::gone())
 }

@@ -32,7 +32,7 @@ use crate::{
     journal::Subject,
     meter::{Direction, Meter},
     policy::{Asked, Grant},
-    refusal::Refusal,
+    refusal::{GONE, Refusal},
     request::{self, Headers, Scheme, Target},
     stream::{Inbound, Io, Owned, last_words},
     substitute::{self, Filled},
@@ -98,7 +98,7 @@ where
             shared.journal.outcome(&subject, &refusal);
             // In the middle of an answer there is no way to say it: the connection just ends, and the
             // answer's framing shows that it is not whole.
-            if !begun.load(Ordering::Relaxed) {
+            if !begun.load(Ordering::Relaxed) && refusal.status != GONE {
                 last_words(refusal.response().as_bytes(), inbound, out).await;
             }
             After::Close
@@ -225,7 +225,7 @@ where
     let after = wanted(head, target);
     let manner =
         Manner { version: head.version, search: grant.searched.then_some(&live.patterns), after };
-    meter.take(Direction::Up, url.len()).await?;
+    meter.take(Direction::Up, head.bytes()).await?;
     if !head.words("expect").is_empty() && head.version == Version::Http11 {
         answer::write(out, b"HTTP/1.1 100 Continue\r\n\r\n").await?;
     }

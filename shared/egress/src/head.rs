@@ -67,6 +67,12 @@ impl Head {
         Ok(Self { method: method.to_owned(), target: target.to_owned(), version, headers })
     }
 
+    /// Its size, without what only delimits.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        self.method.len() + self.target.len() + headers.sum::<usize>()
+    }
+
     pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.headers.iter().filter(move |(n, _)| n == name).map(|(_, value)| value.as_slice())
     }
@@ -179,11 +185,14 @@ pub(crate) async fn read_head<R: AsyncRead + Unpin>(
         }
     }
     let deadline = after(times.rest_ms);
+    // What was looked at is not looked at again: a head may come in byte by byte.
+    let mut seen = 0;
     loop {
-        if let Some(end) = head_end(&inbound.buffer)? {
+        if let Some(end) = head_end(&inbound.buffer, seen)? {
             let head = inbound.buffer.split_to(end);
             return Head::parse(&head).map(Some);
         }
+        seen = inbound.buffer.len();
         match timeout_at(deadline, inbound.fill()).await {
             Ok(Ok(1..)) => {}
             Ok(Ok(0) | Err(_)) => return Err(wrong("the connection ended within a head")),
@@ -194,19 +203,22 @@ pub(crate) async fn read_head<R: AsyncRead + Unpin>(
     }
 }
 
-/// Where the head ends, if it is all there.
-fn head_end(buffer: &[u8]) -> Result<Option<usize>, Refusal> {
-    let seen = &buffer[..buffer.len().min(HEAD_BYTES_MAX)];
-    if seen.first() == Some(&0x16) {
+/// Where the head ends, if it is all there. The first `seen` bytes hold no end.
+fn head_end(buffer: &[u8], seen: usize) -> Result<Option<usize>, Refusal> {
+    let there = &buffer[..buffer.len().min(HEAD_BYTES_MAX)];
+    if there.first() == Some(&0x16) {
         return Err(wrong("this proxy is spoken to in plain HTTP, not in TLS"));
     }
-    if let Some(at) = seen.windows(4).position(|four| four == b"\r\n\r\n") {
-        return Ok(Some(at + 4));
-    }
+    let from = seen.saturating_sub(3).min(there.len());
     let mut before = 0;
-    for byte in seen {
-        if *byte == b'\n' && before != b'\r' {
-            return Err(wrong("a line break is not CR LF"));
+    for (at, byte) in there.iter().enumerate().skip(from) {
+        if *byte == b'\n' {
+            if before != b'\r' && (at > from || at == 0) {
+                return Err(wrong("a line break is not CR LF"));
+            }
+            if there[..=at].ends_with(b"\r\n\r\n") {
+                return Ok(Some(at + 1));
+            }
         }
         before = *byte;
     }

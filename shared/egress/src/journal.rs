@@ -10,7 +10,7 @@ use tailstep_core::egress::EgressDecision;
 
 use crate::{
     authority::Host,
-    refusal::{Refusal, shown},
+    refusal::{GONE, Refusal, shown},
 };
 
 const TEXT_CHARS_MAX: usize = 255;
@@ -76,6 +76,7 @@ impl Journal {
     /// allowed it.
     pub(crate) fn outcome(&self, subject: &Subject, refusal: &Refusal) {
         match refusal.status {
+            GONE => {}
             502 | 504 => self.allowed(subject, &format!("allowed, but {}", refusal.why)),
             _ => self.refused(subject, &refusal.why),
         }

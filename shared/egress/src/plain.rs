@@ -10,7 +10,7 @@ use crate::{
     meter::Meter,
     refusal::Refusal,
     request::{Scheme, Target},
-    stream::Inbound,
+    stream::{Inbound, last_words},
 };
 
 /// The parts of an absolute `http` URL.
@@ -57,6 +57,7 @@ pub(crate) async fn serve(
     let target = Target { host: &host, port, scheme: Scheme::Http };
     let place = Place { shared, meter, target };
     exchange(&place, head, &rest, &mut inbound, &mut out, &mut None).await;
+    last_words(b"", &mut inbound, &mut out).await;
 }
 
 #[cfg(test)]

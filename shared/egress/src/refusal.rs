@@ -1,6 +1,9 @@
 //! What the broker refuses, as the sandbox reads it: one line that says that this is policy and what
 //! would change it.
 
+/// Stands for no answer at all.
+pub(crate) const GONE: u16 = 0;
+
 /// A refused request or a cut connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -27,6 +30,11 @@ impl Refusal {
     /// The other side failed, or answered what may not be passed on.
     pub(crate) fn origin(why: impl Into<String>) -> Self {
         Self { status: 502, why: why.into() }
+    }
+
+    /// One side closed its connection: nothing was decided.
+    pub(crate) fn gone() -> Self {
+        Self { status: GONE, why: "the connection was closed".to_owned() }
     }
 
     pub(crate) fn with_status(self, status: u16) -> Self {

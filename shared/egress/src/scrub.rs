@@ -2,8 +2,10 @@
 //!
 //! A value is found as it is, percent-encoded, with JSON's, JavaScript's or HTML's escapes (any mixture,
 //! as far as each character is escaped once), in hexadecimal, and in base64 at any offset. What a server
-//! does beyond that, such as reversing a value, is not found: name only hosts that do not hand
-//! credentials back.
+//! does beyond that, such as reversing or packing a value, is not found; and because the possible
+//! beginning of a value is held back, one who decides what a host sends, and when, could guess it byte
+//! by byte. This guards against echoes, not against a host that works for the sandbox: give secrets to
+//! hosts that do not hand credentials back.
 
 use base64::{
     Engine,
@@ -15,8 +17,9 @@ use bytes::{Bytes, BytesMut};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
-    /// Bytes with which a match can begin.
-    first: Vec<bool>,
+    /// Pairs of bytes with which a match can begin, at `256 * first + second`. Nearly all places of a
+    /// text are left after one look here.
+    pairs: Vec<bool>,
 }
 
 #[derive(Clone)]
@@ -24,7 +27,12 @@ struct Pattern {
     symbols: Vec<Symbol>,
     form: Form,
     placeholder: String,
+    /// Bytes that can stand at each of the first places, as far as those before were not escaped.
+    begins: [Vec<bool>; LOOKED_AT],
 }
+
+/// How many bytes are looked at before the whole pattern is.
+const LOOKED_AT: usize = 3;
 
 // The symbols spell the secret.
 impl std::fmt::Debug for Pattern {
@@ -77,14 +85,16 @@ impl Patterns {
                 (Form::Escaped, hex.collect()),
             ];
             forms.extend(base64_forms(value).into_iter().map(|symbols| (Form::Base64, symbols)));
-            patterns.extend(forms.into_iter().map(|(form, symbols)| Pattern {
+            let made = forms.into_iter().map(|(form, symbols)| Pattern {
+                begins: std::array::from_fn(|at| form.can_stand(symbols.get(at), at)),
                 symbols,
                 form,
                 placeholder: placeholder.to_owned(),
-            }));
+            });
+            patterns.extend(made);
         }
-        let first = (0..=u8::MAX).map(|byte| patterns.iter().any(|p| p.can_begin(byte))).collect();
-        Self { patterns, first }
+        let pairs = pairs(&patterns);
+        Self { patterns, pairs }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -100,7 +110,9 @@ impl Patterns {
     }
 
     fn at(&self, text: &[u8], end: End) -> (Found, &str) {
-        if !text.first().is_some_and(|byte| self.first[usize::from(*byte)]) {
+        if let [first, second, ..] = text
+            && !self.pairs[usize::from(*first) * 256 + usize::from(*second)]
+        {
             return (Found::No, "");
         }
         // The first pattern that does not say no decides, so that pieces make no difference.
@@ -147,12 +159,23 @@ enum End {
 }
 
 impl Pattern {
-    fn can_begin(&self, byte: u8) -> bool {
-        let escape = self.form != Form::Exact && matches!(byte, b'%' | b'\\' | b'&');
-        escape || self.symbols.first().is_some_and(|symbol| symbol.is(byte))
+    /// A quick no.
+    fn cannot_begin(&self, text: &[u8]) -> bool {
+        for (byte, can) in text.iter().zip(&self.begins) {
+            if !can[usize::from(*byte)] {
+                return true;
+            }
+            if self.form.is_longer(*byte) {
+                return false;
+            }
+        }
+        false
     }
 
     fn at(&self, text: &[u8], end: End) -> Found {
+        if self.cannot_begin(text) {
+            return Found::No;
+        }
         let mut at = 0;
         for symbol in &self.symbols {
             let found = match self.form {
@@ -175,6 +198,40 @@ impl Pattern {
         }
         Found::Yes(at)
     }
+}
+
+impl Form {
+    /// Bytes that stand for one symbol together with those behind them, so that places cannot be
+    /// counted any more.
+    fn is_longer(self, byte: u8) -> bool {
+        match self {
+            Self::Exact => false,
+            Self::Escaped => matches!(byte, b'%' | b'\\' | b'&'),
+            Self::Base64 => matches!(byte, b'%' | b'\\' | b'&' | b'\r' | b'\n'),
+        }
+    }
+
+    /// The bytes that `symbol`, at place `at`, can begin with. Without one every byte can.
+    fn can_stand(self, symbol: Option<&Symbol>, at: usize) -> Vec<bool> {
+        let Some(symbol) = symbol else { return vec![true; 256] };
+        let plain = |byte| symbol.is(byte) || (byte == b'+' && symbol.is(b' '));
+        let ends = *symbol == Symbol::SharedEnd;
+        let longer = |byte| self.is_longer(byte) && (at > 0 || !matches!(byte, b'\r' | b'\n'));
+        (0..=u8::MAX).map(|byte| ends || plain(byte) || longer(byte)).collect()
+    }
+}
+
+fn pairs(patterns: &[Pattern]) -> Vec<bool> {
+    let mut pairs = vec![false; 256 * 256];
+    for Pattern { form, begins: [first, second, _], .. } in patterns {
+        for (byte, _) in (0..=u8::MAX).zip(first).filter(|(_, can)| **can) {
+            let row = &mut pairs[usize::from(byte) * 256..][..256];
+            for (pair, can) in row.iter_mut().zip(second) {
+                *pair |= *can || form.is_longer(byte);
+            }
+        }
+    }
+    pairs
 }
 
 impl Symbol {
@@ -297,20 +354,21 @@ impl<'a> Scrubber<'a> {
             return self.held.split().freeze();
         }
         let mut clean = BytesMut::with_capacity(self.held.len());
-        let mut at = 0;
+        // What was found clean and is not copied yet begins at `from`.
+        let (mut from, mut at) = (0, 0);
         while at < self.held.len() {
             match self.patterns.at(&self.held[at..], end) {
                 (Found::Yes(length), placeholder) => {
+                    clean.extend_from_slice(&self.held[from..at]);
                     clean.extend_from_slice(placeholder.as_bytes());
                     at += length;
+                    from = at;
                 }
                 (Found::More, _) if end == End::Open => break,
-                (Found::More | Found::No, _) => {
-                    clean.extend_from_slice(&self.held[at..=at]);
-                    at += 1;
-                }
+                (Found::More | Found::No, _) => at += 1,
             }
         }
+        clean.extend_from_slice(&self.held[from..at]);
         let _ = self.held.split_to(at);
         clean.freeze()
     }

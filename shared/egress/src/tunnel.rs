@@ -17,7 +17,7 @@ use crate::{
     journal::Subject,
     meter::{Direction, Meter},
     policy::Way,
-    refusal::Refusal,
+    refusal::{GONE, Refusal},
     request::same_name,
     stream::Inbound,
 };
@@ -46,10 +46,13 @@ pub(crate) async fn serve(
             if !inbound.buffer.is_empty() {
                 meter.take(Direction::Up, inbound.buffer.len()).await?;
                 let piece = inbound.buffer.split();
-                to.write_all(&piece).await.map_err(|_| gone())?;
+                // An origin that stops listening may still have something to say.
+                if to.write_all(&piece).await.is_err() {
+                    return Ok(());
+                }
                 meter.touch();
             }
-            if inbound.fill().await.map_err(|_| gone())? == 0 {
+            if inbound.fill().await.map_err(|_| Refusal::gone())? == 0 {
                 let _ = to.shutdown().await;
                 return Ok(());
             }
@@ -58,13 +61,13 @@ pub(crate) async fn serve(
     let down = async {
         let mut buffer = vec![0; 32 << 10];
         loop {
-            let count = from.read(&mut buffer).await.map_err(|_| gone())?;
+            let count = from.read(&mut buffer).await.map_err(|_| Refusal::gone())?;
             if count == 0 {
                 let _ = out.shutdown().await;
                 return Ok(());
             }
             meter.take(Direction::Down, count).await?;
-            out.write_all(&buffer[..count]).await.map_err(|_| gone())?;
+            out.write_all(&buffer[..count]).await.map_err(|_| Refusal::gone())?;
             meter.touch();
         }
     };
@@ -72,23 +75,16 @@ pub(crate) async fn serve(
         Way::Blind { .. } => Ok(()),
         Way::Read => Err(Refusal::policy(format!("requests to {host} are now looked into"))),
     };
-    let cut = tokio::select! {
+    let ended = tokio::select! {
         both = async { tokio::try_join!(up, down) } => both.map(drop),
         refusal = shared.forbidden(still) => Err(refusal),
         refusal = meter.idle(shared.config.idle_ms) => Err(refusal),
     };
-    match cut {
+    match ended {
         // A closed connection is no decision.
-        Err(refusal) if refusal != gone() => {
-            shared.journal.refused(&Subject::tunnel(host, port), &refusal.why);
-        }
-        Ok(()) | Err(_) => {}
+        Ok(()) | Err(Refusal { status: GONE, .. }) => {}
+        Err(refusal) => shared.journal.refused(&Subject::tunnel(host, port), &refusal.why),
     }
-}
-
-/// One side closed the connection hard.
-fn gone() -> Refusal {
-    Refusal::origin("the connection was closed")
 }
 
 /// Looks at what the sandbox sends first, and leaves it in the buffer.
@@ -106,9 +102,9 @@ async fn greet<R: AsyncRead + Unpin>(
                     return Ok(greeting);
                 }
             }
-            if inbound.fill().await.map_err(|_| gone())? == 0 {
+            if inbound.fill().await.map_err(|_| Refusal::gone())? == 0 {
                 // Half a greeting, or none: nothing is passed on.
-                return Err(gone());
+                return Err(Refusal::gone());
             }
         }
     };

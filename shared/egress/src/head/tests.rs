@@ -118,8 +118,11 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = head_end(&bytes);
+    fn any_bytes_are_read_or_refused(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        seen in 0usize..300,
+    ) {
+        let _ = head_end(&bytes, seen);
         if let Ok(head) = Head::parse(&bytes) {
             let _ = (head.host(), head.framing(), head.words("connection"));
         }

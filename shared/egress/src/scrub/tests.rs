@@ -128,3 +128,38 @@ proptest! {
         prop_assert!(!whole.windows(VALUE.len()).any(|window| window == VALUE.as_bytes()));
     }
 }
+
+/// One of the ways in which servers spell a byte.
+fn spelt(byte: u8, way: u8) -> String {
+    match way {
+        0 => format!("%{byte:02x}"),
+        1 => format!("%{byte:02X}"),
+        2 => format!("\\u{byte:04x}"),
+        3 => format!("\\x{byte:02X}"),
+        4 => format!("&#{byte};"),
+        5 => format!("&#x{byte:x};"),
+        _ => char::from(byte).to_string(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_mixture_of_spellings_is_found(
+        value in "[A-Za-z0-9/+=_.-]{8,30}",
+        ways in prop::collection::vec(0u8..12, 30),
+        before in "[ -~]{0,20}",
+        after in "[ -~]{0,20}",
+        offset in 0usize..4,
+    ) {
+        let patterns = Patterns::new([(value.as_str(), MARK)].into_iter());
+        let mixed: String = value.bytes().zip(&ways).map(|(byte, way)| spelt(byte, *way)).collect();
+        let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let base64 = STANDARD.encode(format!("{}{value}{after}", &"abc"[..offset.min(3)]));
+        for form in [value.clone(), mixed, hex, base64] {
+            let text = format!("{before}\n{form}\n{after}");
+            let clean = String::from_utf8(patterns.clean(text.as_bytes())).unwrap();
+            prop_assert!(clean.contains(MARK), "{} in {}", form, clean);
+            prop_assert!(!clean.contains(&value), "{}", clean);
+        }
+    }
+}

@@ -104,6 +104,7 @@ async fn what_is_not_plainly_allowed_is_refused() {
         ),
         ("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(), 505),
         ("TLS to the proxy", "\u{16}\u{3}\u{1}".to_owned(), 400),
+        ("a line break first", "\nGET / HTTP/1.1\r\n\r\n".to_owned(), 400),
         ("SOCKS", "\u{5}\u{1}\0\n".to_owned(), 400),
         // Bodies of two lengths.
         ("both lengths", smuggled("http://evil.invalid/", "evil.invalid"), 400),
