@@ -27,9 +27,8 @@ use crate::api::Api;
 /// The local form has one tenant.
 pub(crate) const TENANT: &str = "default";
 
-/// What sandboxes of this machine can be given.
-pub(crate) const HANDS: HandsFeatures =
-    HandsFeatures { files: true, skills: true, packages: false, networking: false };
+/// Names the directory that environments' packages are installed from.
+const PACKAGES_VARIABLE: &str = "TAILSTEP_PACKAGES";
 
 /// Conversations kept at hand between model calls; a cache of what the log holds.
 const PREFIXES_MAX: usize = 256;
@@ -49,6 +48,8 @@ pub(crate) struct Home {
     pub(crate) local: Local,
     pub(crate) runtime: Runtime,
     sandboxes: Option<Arc<LocalHands>>,
+    /// Sandboxes have no network, so that packages need a directory to come from.
+    packages: Option<PathBuf>,
     scripted: Vec<String>,
 }
 
@@ -66,9 +67,10 @@ impl Home {
         let data_dir = absolute(data_dir)?;
         let mut models = ModelConfig::from_env()?;
         models.scripted_aliases.extend_from_slice(scripted);
+        let packages = packages()?;
         let local = Local::open(&Config::new(&data_dir)).await?;
         let sandboxes = match tools {
-            Tools::Sandboxed => Some(sandboxes(&data_dir, &local).await?),
+            Tools::Sandboxed => Some(sandboxes(&data_dir, &local, packages.as_deref()).await?),
             Tools::None => None,
         };
         let hands: Arc<dyn Hands> = match &sandboxes {
@@ -86,7 +88,14 @@ impl Home {
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(PREFIXES_MAX)),
         };
-        Ok(Self { data_dir, local, runtime, sandboxes, scripted: models.scripted_aliases })
+        Ok(Self {
+            data_dir,
+            local,
+            runtime,
+            sandboxes,
+            packages,
+            scripted: models.scripted_aliases,
+        })
     }
 
     /// As [`Self::open`], for commands that only look: nothing is made.
@@ -102,15 +111,20 @@ impl Home {
 
     /// The API, as the one tenant there is.
     pub(crate) fn api(&self) -> Api {
-        let app = App {
+        Api::new(router_for(self.app(), TENANT))
+    }
+
+    /// What the API works on here.
+    pub(crate) fn app(&self) -> App {
+        let packages = self.packages.is_some();
+        App {
             runtime: self.runtime.clone(),
             documents: self.local.documents.clone(),
             blobs: self.local.blobs.clone(),
             upload_bytes_max: UPLOAD_BYTES_MAX,
-            hands: HANDS,
+            hands: HandsFeatures { files: true, skills: true, packages, networking: false },
             stream_max_ms: None,
-        };
-        Api::new(router_for(app, TENANT))
+        }
     }
 
     /// A scripted answer must not be taken for a model's.
@@ -158,12 +172,29 @@ impl Home {
 }
 
 /// Rather no hands than hands that are not held back.
-async fn sandboxes(data_dir: &Path, local: &Local) -> anyhow::Result<Arc<LocalHands>> {
+async fn sandboxes(
+    data_dir: &Path,
+    local: &Local,
+    packages: Option<&Path>,
+) -> anyhow::Result<Arc<LocalHands>> {
     let layers = LocalHands::check_host(None)
         .await
         .map_err(|what| anyhow!("{what} (`tailstep dev --no-hands` runs without tools)"))?;
     for missing in &layers.missing {
         tracing::debug!(missing, "a wall of the sandbox is missing");
     }
-    Ok(LocalHands::new(data_dir, local.blobs.clone(), HandsConfig::default()))
+    let mut config = HandsConfig::default();
+    config.packages.directory = packages.map(Path::to_owned);
+    Ok(LocalHands::new(data_dir, local.blobs.clone(), config))
+}
+
+fn packages() -> anyhow::Result<Option<PathBuf>> {
+    let Some(named) = std::env::var_os(PACKAGES_VARIABLE).filter(|named| !named.is_empty()) else {
+        return Ok(None);
+    };
+    let directory = absolute(named)?;
+    if !directory.is_dir() {
+        bail!("{PACKAGES_VARIABLE} names {}, which is no directory", directory.display());
+    }
+    Ok(Some(directory))
 }

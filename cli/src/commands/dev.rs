@@ -14,7 +14,6 @@ use axum::{
 };
 use futures_util::StreamExt;
 use tailstep_api::{App, keys, router};
-use tailstep_core::limits::files::UPLOAD_BYTES_MAX;
 use tailstep_runtime::ports::{Clock, Documents, SystemClock};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -25,7 +24,7 @@ use tokio::{
 use super::DataArgs;
 use crate::{
     engine::Engine,
-    home::{HANDS, Home, TENANT, Tools},
+    home::{Home, TENANT, Tools},
     logging,
     signals::Stop,
 };
@@ -39,7 +38,10 @@ The API key comes from TAILSTEP_API_KEY. Without it the first start makes one an
 lost one is replaced by starting with TAILSTEP_API_KEY set to a new one.
 
 Models: bare ids need ANTHROPIC_API_KEY, openai/NAME needs TAILSTEP_OPENAI_BASE_URL (and
-OPENAI_API_KEY if the server wants one), scripted/echo needs nothing.")]
+OPENAI_API_KEY if the server wants one), scripted/echo needs nothing.
+
+TAILSTEP_PACKAGES names a directory of wheels, gems and the like; environments with packages are
+accepted then, and their packages are installed from there.")]
 pub(crate) struct Args {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "TAILSTEP_LISTEN")]
@@ -79,14 +81,7 @@ async fn dev(args: &Args) -> anyhow::Result<()> {
     home.say_what_is_scripted();
     let key = ready_key(home.local.documents.as_ref()).await?;
     let engine = Engine::start(&home.runtime, usize::from(args.workers));
-    let app = App {
-        runtime: home.runtime.clone(),
-        documents: home.local.documents.clone(),
-        blobs: home.local.blobs.clone(),
-        upload_bytes_max: UPLOAD_BYTES_MAX,
-        hands: HANDS,
-        stream_max_ms: None,
-    };
+    let app = home.app();
     let (closing, closed) = watch::channel(false);
     let mut server = tokio::spawn(serve(listener, app, closed));
     announce(address, key.as_deref())?;

@@ -3,6 +3,7 @@
 //! ([`crate::work`]).
 
 mod networking;
+mod packages;
 
 use std::sync::Arc;
 
@@ -12,7 +13,11 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tailstep_core::{agent::EnvironmentKind, ids::UnixMs, limits::input::NAME_CHARS_MAX};
+use tailstep_core::{
+    agent::{EnvironmentKind, Packages},
+    ids::UnixMs,
+    limits::input::NAME_CHARS_MAX,
+};
 use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
 
 use self::networking::Network;
@@ -45,6 +50,8 @@ pub(crate) struct Environment {
     pub(crate) kind: EnvironmentKind,
     #[serde(default, skip_serializing_if = "Network::is_unrestricted")]
     pub(crate) network: Network,
+    #[serde(default, skip_serializing_if = "Packages::is_empty")]
+    pub(crate) packages: Packages,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default)]
@@ -77,6 +84,7 @@ pub(crate) async fn create(
         name,
         kind: EnvironmentKind::default(),
         network: Network::default(),
+        packages: Packages::default(),
         description: None,
         metadata: Metadata::new(),
         updated_at_ms: now_ms,
@@ -265,9 +273,10 @@ fn configure(
     hands: HandsFeatures,
 ) -> Result<(), ApiError> {
     match fields.required_text("type")?.as_str() {
-        "cloud" => {}
+        "cloud" => environment.kind = EnvironmentKind::Cloud,
         "self_hosted" => {
             environment.kind = EnvironmentKind::SelfHosted;
+            environment.packages = Packages::default();
             return fields.finish();
         }
         _ => return Err(fields.error("type", "must be cloud or self_hosted")),
@@ -277,31 +286,40 @@ fn configure(
     if let Some(networking) = fields.take("networking") {
         environment.network = Network::read(networking, hands)?;
     }
-    if let Some(packages) = fields.take("packages") {
-        let mut packages = Fields::of(packages, "config.packages")?;
-        if packages.text("type")?.is_some_and(|kind| kind != "packages") {
-            return Err(packages.error("type", "must be packages"));
+    match fields.take_raw("packages") {
+        None => {}
+        Some(Value::Null) => environment.packages = Packages::default(),
+        Some(packages) => {
+            let fields = Fields::of(packages, "config.packages")?;
+            environment.packages = packages::read(hands, fields)?;
         }
-        for manager in ["apt", "cargo", "gem", "go", "npm", "pip"] {
-            packages.unsupported(manager, "packages are")?;
-        }
-        packages.finish()?;
+    }
+    if !environment.packages.is_empty() && !environment.network.allows_package_managers() {
+        return Err(ApiError::invalid(
+            "config.networking.allow_package_managers: must be true in an environment that has \
+             packages and limited networking",
+        ));
     }
     fields.finish()
 }
 
 fn shown(stored: &Stored<Environment>) -> Value {
-    let Environment { name, kind, network, description, metadata, updated_at_ms, archived_at_ms } =
-        &stored.value;
+    let Environment {
+        name,
+        kind,
+        network,
+        packages,
+        description,
+        metadata,
+        updated_at_ms,
+        archived_at_ms,
+    } = &stored.value;
     let config = match kind {
         EnvironmentKind::SelfHosted => json!({"type": "self_hosted"}),
         EnvironmentKind::Cloud => json!({
             "type": "cloud",
             "networking": network.shown(),
-            "packages": {
-                "type": "packages",
-                "apt": [], "cargo": [], "gem": [], "go": [], "npm": [], "pip": [],
-            },
+            "packages": packages::shown(packages),
         }),
     };
     json!({

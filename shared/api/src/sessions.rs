@@ -95,12 +95,13 @@ async fn pinned(api: &Api, caller: &Caller, wanted: body::Wanted) -> Result<Crea
         return Err(ApiError::unsupported("agent", "an agent's skills are"));
     }
     let resources = resources::resolve(api, caller, resources).await?;
+    let packages = environment.value.packages;
     let networking = match kind {
         EnvironmentKind::Cloud => environment.value.network.rules(),
         EnvironmentKind::SelfHosted => Networking::None,
     };
     let environment =
-        EnvironmentSpec { kind, networking, ..EnvironmentSpec::cloud(environment_id) };
+        EnvironmentSpec { kind, networking, packages, ..EnvironmentSpec::cloud(environment_id) };
     Ok(Created { agent, environment, title, metadata, resources })
 }
 

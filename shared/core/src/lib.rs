@@ -14,6 +14,7 @@ pub mod files;
 pub mod ids;
 pub mod limits;
 pub mod model;
+pub mod packages;
 pub mod raw;
 pub mod record;
 pub mod session;

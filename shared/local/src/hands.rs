@@ -4,6 +4,7 @@
 mod folder;
 mod given;
 mod outputs;
+mod packages;
 mod pool;
 
 use std::{
@@ -16,15 +17,19 @@ use std::{
 use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
 use tailstep_runtime::ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply};
-use tailstep_sandbox::{Call, Layers, Retry, Sandbox, SandboxError, Spec, check_host};
+use tailstep_sandbox::{
+    Call, Layers as Walls, Mount, Retry, Sandbox, SandboxError, Spec, check_host,
+};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
 
 pub use folder::workspace_dir;
+pub use packages::PackageSource;
 
 use folder::Folder;
+use packages::Layers;
 use pool::{Live, Pool, Use};
 
 /// Said before the reply of a call that finds the shell of the calls before it gone.
@@ -45,6 +50,8 @@ pub struct HandsConfig {
     pub idle_ms: u64,
     /// The longest wait for room.
     pub room_wait_ms: u64,
+    /// Where environments' packages come from.
+    pub packages: PackageSource,
 }
 
 impl Default for HandsConfig {
@@ -54,6 +61,7 @@ impl Default for HandsConfig {
             live_max: 32,
             idle_ms: 120_000,
             room_wait_ms: 60_000,
+            packages: PackageSource::new(),
         }
     }
 }
@@ -64,6 +72,7 @@ pub struct LocalHands {
     blobs: Arc<dyn Blobs>,
     config: HandsConfig,
     pool: Pool,
+    layers: Arc<Layers>,
 }
 
 impl LocalHands {
@@ -75,7 +84,9 @@ impl LocalHands {
         config: HandsConfig,
     ) -> Arc<Self> {
         let pool = Pool::new(config.live_max);
-        let hands = Arc::new(Self { data_dir: data_dir.into(), blobs, config, pool });
+        let data_dir = data_dir.into();
+        let layers = Layers::new(&data_dir, config.spec.clone(), config.packages.clone());
+        let hands = Arc::new(Self { data_dir, blobs, config, pool, layers });
         tokio::spawn(end_the_idle(Arc::downgrade(&hands), hands.config.idle_ms));
         hands
     }
@@ -85,7 +96,7 @@ impl LocalHands {
     ///
     /// # Errors
     /// One line that says what is missing and what to change.
-    pub async fn check_host(helper: Option<&Path>) -> Result<Layers, String> {
+    pub async fn check_host(helper: Option<&Path>) -> Result<Walls, String> {
         check_host(helper).await
     }
 
@@ -113,6 +124,11 @@ impl LocalHands {
         if let Some(worn) = held.take() {
             worn.end().await;
         }
+        let layer = match order.environment.packages.is_empty() {
+            true => None,
+            // Before there is room for it: a build takes longer than others should wait.
+            false => Some(self.layer(order).await?),
+        };
         let until = Instant::now() + Duration::from_millis(self.config.room_wait_ms);
         let room = timeout_at(until, self.pool.room()).await.map_err(|_| {
             unavailable(format!("all {} sandboxes are at work", self.config.live_max))
@@ -126,11 +142,20 @@ impl LocalHands {
         let mut spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
         spec.mounts.push(outputs);
         spec.mounts.extend(given.map_err(|error| unavailable(chain(&error)))?);
+        if let Some((mount, environment)) = layer {
+            spec.mounts.push(mount);
+            spec.environment.extend(environment);
+        }
         let sandbox =
             Sandbox::provision(&spec).await.map_err(|error| unavailable(chain(&error)))?;
         let live = Live::new(sandbox, room);
         *held = Some(live.clone());
         Ok((live, had_one))
+    }
+
+    async fn layer(&self, order: &ToolOrder) -> Result<(Mount, Vec<(String, String)>), HandsError> {
+        let layer = self.layers.ready(&order.environment.packages).await;
+        layer.map_err(|told| HandsError::Unprepared { told })
     }
 
     /// Adds what the call has put out. The call has run, so that a failure here must not lose its

@@ -18,7 +18,7 @@ mod store;
 mod workers;
 
 pub use error::LocalError;
-pub use hands::{HandsConfig, LocalHands, workspace_dir};
+pub use hands::{HandsConfig, LocalHands, PackageSource, workspace_dir};
 pub use open::{Config, Local};
 pub use secrets::LocalSecrets;
 pub use workers::run_workers;

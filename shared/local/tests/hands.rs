@@ -5,7 +5,7 @@
 use std::{
     env, fs,
     path::Path,
-    process::ExitCode,
+    process::{Command, ExitCode},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -43,9 +43,11 @@ fn main() -> ExitCode {
         release_ends_a_running_call_and_removes_everything().await;
         outputs_become_blobs_and_a_manifest().await;
         what_a_session_is_given_is_there_and_stays_as_it_is().await;
+        packages_are_installed_once_for_all_sessions().await;
+        a_failed_installation_is_told_and_not_repeated_at_once().await;
         closed_hands_refuse().await;
     });
-    println!("12 laws of the local hands hold");
+    println!("14 laws of the local hands hold");
     ExitCode::SUCCESS
 }
 
@@ -217,7 +219,7 @@ async fn a_killed_sandbox_is_lost_and_the_next_call_goes_on() {
     let guards = children();
     assert!(!guards.is_empty());
     for guard in guards {
-        std::process::Command::new("kill").args(["-9", &guard]).status().unwrap();
+        Command::new("kill").args(["-9", &guard]).status().unwrap();
     }
     let lost = lost.await.unwrap();
     assert!(matches!(lost, Err(HandsError::Lost { .. })), "{lost:?}");
@@ -363,6 +365,97 @@ async fn what_a_session_is_given_is_there_and_stays_as_it_is() {
         assert!(reply.text.contains(denied) || reply.text.contains(busy), "{}", reply.text);
         hands.close().await;
     }
+}
+
+/// Hands whose packages come from a directory that holds one wheel: a module and a program.
+fn hands_with_a_wheel(data: &Path, wheels: &Path) -> Arc<LocalHands> {
+    const MAKE: &str = "import sys, zipfile
+z = zipfile.ZipFile(sys.argv[1] + '/spoken-1.0-py3-none-any.whl', 'w')
+z.writestr('spoken.py', 'WORD = \"heard\"\\ndef main(): print(\"the program \" + WORD)\\n')
+info = 'spoken-1.0.dist-info/'
+z.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: spoken\\nVersion: 1.0\\n')
+z.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+z.writestr(info + 'entry_points.txt', '[console_scripts]\\nspoken = spoken:main\\n')
+z.writestr(info + 'RECORD', '')
+z.close()";
+    let made = Command::new("python3").args(["-c", MAKE]).arg(wheels).status();
+    assert!(made.unwrap().success());
+    hands(data, |config| config.packages.directory = Some(wheels.to_owned()))
+}
+
+/// Whether this host's sandboxes have pip; without it two laws cannot be looked at.
+fn has_pip() -> bool {
+    let pip = Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
+    let found = pip.is_ok_and(|output| output.status.success());
+    if !found {
+        println!("SKIPPED: /usr/bin/python3 has no pip, so no package is installed");
+    }
+    found
+}
+
+fn with_packages(session: &str, seq: u64, command: &str, pip: &[&str]) -> ToolOrder {
+    let mut order = order(session, seq, command);
+    order.environment.packages.pip = pip.iter().map(|&package| package.to_owned()).collect();
+    order
+}
+
+async fn packages_are_installed_once_for_all_sessions() {
+    if !has_pip() {
+        return;
+    }
+    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hands = hands_with_a_wheel(data.path(), wheels.path());
+    let command = "python3 -c 'import spoken; print(\"module\", spoken.WORD)'; spoken; \
+                   touch /opt/tailstep/packages/x 2>&1";
+    let (a, b) = (
+        with_packages("a", 1, command, &["spoken==1.0"]),
+        with_packages("b", 1, command, &["spoken==1.0"]),
+    );
+    let (a, b) = tokio::join!(hands.execute(&a), hands.execute(&b));
+    for reply in [a.unwrap(), b.unwrap()] {
+        for said in ["module heard", "the program heard", "Read-only file system"] {
+            assert!(reply.text.contains(said), "{said}: {}", reply.text);
+        }
+    }
+    let layers = || {
+        let all = fs::read_dir(data.path().join("layers")).unwrap();
+        all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let built = layers();
+    assert_eq!(built.len(), 1, "{built:?}");
+    let place = data.path().join("layers").join(&built[0]);
+    let made_at = fs::metadata(&place).unwrap().modified().unwrap();
+    // Another process finds it: the wheel is not needed any more.
+    hands.close().await;
+    let again = self::hands(data.path(), |config| {
+        config.packages.directory = Some(wheels.path().to_owned());
+    });
+    fs::remove_file(wheels.path().join("spoken-1.0-py3-none-any.whl")).unwrap();
+    let reply = again.execute(&with_packages("c", 1, "spoken", &["spoken==1.0"])).await.unwrap();
+    assert!(reply.text.contains("the program heard"), "{}", reply.text);
+    assert_eq!(fs::metadata(&place).unwrap().modified().unwrap(), made_at);
+    // A session without packages sees none.
+    assert!(bash(&again, "d", 1, "spoken").await.unwrap().text.contains("not found"));
+}
+
+async fn a_failed_installation_is_told_and_not_repeated_at_once() {
+    if !has_pip() {
+        return;
+    }
+    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hands = hands_with_a_wheel(data.path(), wheels.path());
+    let ask = |session: &str| with_packages(session, 1, "touch ran; ls", &["missing==9"]);
+    let failed = hands.execute(&ask("a")).await.unwrap_err();
+    let HandsError::Unprepared { told } = &failed else { panic!("{failed:?}") };
+    for said in ["this call did not run", "pip:", "missing==9"] {
+        assert!(told.contains(said), "{told}");
+    }
+    let begun = Instant::now();
+    let again = hands.execute(&ask("b")).await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_millis(200), "it was built again");
+    assert_eq!(again.to_string(), failed.to_string());
+    assert_eq!(fs::read_dir(data.path().join("layers")).unwrap().count(), 0, "nothing is left");
+    assert!(!workspace_dir(data.path(), &key("a")).join("ran").exists());
 }
 
 /// Only root reads what the sandbox's user has closed to itself.

@@ -72,6 +72,7 @@ impl Sandbox {
         let start = Start {
             workspace: Some(spec.workspace.clone()),
             mounts: spec.mounts.clone(),
+            environment: spec.environment.clone(),
             limits: spec.limits.clone(),
             strictness: spec.strictness,
         };
@@ -125,6 +126,7 @@ pub async fn check_host(helper: Option<&Path>) -> Result<Layers, String> {
     let start = Start {
         workspace: None,
         mounts: Vec::new(),
+        environment: Vec::new(),
         limits: Limits::default(),
         strictness: Strictness::Strict,
     };

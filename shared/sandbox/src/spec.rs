@@ -15,6 +15,9 @@ pub struct Spec {
     /// given to the sandbox's user.
     pub workspace: PathBuf,
     pub mounts: Vec<Mount>,
+    /// Variables of everything that runs inside, on top of a small fixed set; a name given here
+    /// replaces that set's.
+    pub environment: Vec<(String, String)>,
     pub limits: Limits,
     pub strictness: Strictness,
     /// The helper executable; `None` looks beside the running program.
@@ -30,6 +33,7 @@ impl Spec {
         Self {
             workspace: workspace.into(),
             mounts: Vec::new(),
+            environment: Vec::new(),
             limits: Limits::default(),
             strictness: Strictness::Strict,
             helper_path: None,

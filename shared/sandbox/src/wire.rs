@@ -37,6 +37,7 @@ pub(crate) struct Start {
     /// `None` only looks whether the host can isolate.
     pub(crate) workspace: Option<PathBuf>,
     pub(crate) mounts: Vec<Mount>,
+    pub(crate) environment: Vec<(String, String)>,
     pub(crate) limits: Limits,
     pub(crate) strictness: Strictness,
 }

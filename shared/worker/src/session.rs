@@ -171,7 +171,8 @@ async fn run(worker: &Worker, session: &str, call: &Call) -> ToolReply {
         Ok(reply) => reply,
         Err(failure) => {
             tracing::warn!(error = %failure, session, "a tool call gave no result");
-            match failure {
+            match &failure {
+                HandsError::Unprepared { told } => error(told),
                 HandsError::Lost { .. } => error(
                     "the sandbox was lost during this call, which may have run in part; running \
                      processes and shell variables are gone",

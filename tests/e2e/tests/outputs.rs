@@ -183,3 +183,36 @@ fn an_upload_and_another_sessions_output_are_given_to_a_session() {
     assert!(said.contains("note.txt"), "{said}");
     assert!(said.contains("busy") || said.contains("Read-only"), "{said}");
 }
+
+#[test]
+fn packages_are_accepted_only_where_they_can_be_installed() {
+    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let environment = json!({
+        "name": "packaged",
+        "config": {"type": "cloud", "packages": {"pip": ["missing==9"]}},
+    });
+    let plain = Dev::start(data.path(), &[], &[]).unwrap();
+    let (status, said) = plain.call("POST", "/v1/environments", Some(&environment)).unwrap();
+    assert_eq!(status, 400, "{said}");
+    drop(plain);
+    let from = [("TAILSTEP_PACKAGES", wheels.path().to_str().unwrap())];
+    let dev = Dev::start(data.path(), &[], &from).unwrap();
+    let environment = dev.ok("POST", "/v1/environments", Some(&environment)).unwrap();
+    let agent = json!({
+        "name": "e2e",
+        "model": "scripted/echo",
+        "tools": [{"type": "agent_toolset_20260401"}],
+    });
+    let agent = dev.ok("POST", "/v1/agents", Some(&agent)).unwrap();
+    let session = json!({"agent": agent["id"], "environment_id": environment["id"]});
+    let session = dev.ok("POST", "/v1/sessions", Some(&session)).unwrap();
+    let session = session["id"].as_str().unwrap();
+    dev.say(session, "Use the bash tool to run exactly: echo it ran").unwrap();
+    let events = dev.rest(session, TURN).unwrap();
+    let result = events.iter().find(|event| event["type"] == "agent.tool_result").unwrap();
+    let text = result["content"][0]["text"].as_str().unwrap();
+    assert_eq!(result["is_error"], true);
+    for said in ["could not be installed", "did not run", "pip:"] {
+        assert!(text.contains(said), "{text}");
+    }
+}

@@ -33,6 +33,13 @@ impl Network {
         *self == Self::Unrestricted
     }
 
+    pub(super) fn allows_package_managers(&self) -> bool {
+        match self {
+            Self::Unrestricted => true,
+            Self::Limited { allow_package_managers, .. } => *allow_package_managers,
+        }
+    }
+
     /// # Errors
     /// What is wrong with the value, or that the deployment's hands cannot hold limits.
     pub(super) fn read(value: Value, hands: HandsFeatures) -> Result<Self, ApiError> {

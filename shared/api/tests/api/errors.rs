@@ -219,9 +219,34 @@ async fn wrong_environments() {
                 "unrestricted or limited",
             ),
             (
-                config(json!({"type": "cloud", "packages": {"pip": ["numpy"]}})),
-                "config.packages.pip:",
+                config(json!({"type": "cloud", "packages": {"apt": ["curl"]}})),
+                "config.packages.apt:",
                 "not supported",
+            ),
+            (
+                config(json!({"type": "cloud", "packages": {"pip": ["numpy", "--index-url=x"]}})),
+                "config.packages.pip[1]:",
+                "must be NAME",
+            ),
+            (
+                config(json!({"type": "cloud", "packages": {"npm": ["a; id"]}})),
+                "config.packages.npm[0]:",
+                "must be NAME",
+            ),
+            (
+                config(json!({"type": "cloud", "packages": {"cargo": [1]}})),
+                "config.packages.cargo[0]:",
+                "must be a string",
+            ),
+            (
+                config(json!({"type": "cloud", "packages": {"pip": vec!["a"; 101]}})),
+                "config.packages:",
+                "at most 100",
+            ),
+            (
+                config(json!({"type": "cloud", "packages": {"yum": []}})),
+                "config.packages.yum:",
+                "unknown field",
             ),
         ],
     )

@@ -54,6 +54,10 @@ pub enum HandsError {
     /// The sandbox died during the call, which may have run in part.
     #[error("sandbox was lost: {what}")]
     Lost { what: String },
+    /// The session's sandbox cannot be prepared as its environment says; nothing ran. `told` is for
+    /// the model.
+    #[error("sandbox cannot be prepared: {told}")]
+    Unprepared { told: String },
     /// No sandbox can be had at the moment; nothing ran.
     #[error("no sandbox is available: {what}")]
     Unavailable { what: String },

@@ -153,6 +153,7 @@ async fn run_tool(
 fn told(error: &HandsError) -> String {
     tracing::warn!(%error, "a tool call gave no result");
     match error {
+        HandsError::Unprepared { told } => told,
         HandsError::Lost { .. } => {
             "the sandbox was lost during this call, which may have run in part; running processes \
              and shell variables are gone"

@@ -164,6 +164,14 @@ fn lock_down(inside: &Inside<'_>, layers: &mut Layers) -> Result<(), String> {
     Ok(())
 }
 
+/// The fixed set, and what the specification adds or replaces.
+fn environment(start: &Start) -> Vec<(String, String)> {
+    let given = |name: &str| start.environment.iter().any(|(other, _)| other == name);
+    let fixed = ENVIRONMENT.iter().filter(|(name, _)| !given(name));
+    let fixed = fixed.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    fixed.chain(start.environment.iter().cloned()).collect()
+}
+
 /// Reads orders until the line or the guard ends.
 fn serve(inside: Inside<'_>) {
     let Inside { mut line, start, guard_alive, oom_events, .. } = inside;
@@ -174,7 +182,7 @@ fn serve(inside: Inside<'_>) {
     let memory_bytes = start.limits.memory_bytes;
     let surroundings = Surroundings {
         directory: PathBuf::from(WORKSPACE),
-        environment: ENVIRONMENT.map(|(name, value)| (name.into(), value.into())).to_vec(),
+        environment: environment(start),
         reach: reach.clone(),
         output_bytes_max: start.limits.output_bytes_max,
         call_ms_max: start.limits.call_ms_max,
