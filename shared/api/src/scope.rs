@@ -48,10 +48,6 @@ const ON_SESSION: [(Method, &str); 4] = [
 const ON_SKILLS: [&str; 2] =
     ["/v1/skills/{id}/versions/{version}", "/v1/skills/{id}/versions/{version}/content"];
 
-/// What a worker fetches before it serves a session whose agent has skills.
-const SKILLS: [&str; 2] =
-    ["/v1/skills/{id}/versions/{version}", "/v1/skills/{id}/versions/{version}/content"];
-
 impl Scope {
     /// Less than a tenant.
     pub(crate) fn is_bound(&self) -> bool {
@@ -80,11 +76,6 @@ impl Scope {
                 }
                 Reach::One(_) | Reach::All => Ok(()),
             },
-            Self::Environment(_) | Self::Item { .. }
-                if *method == Method::GET && SKILLS.contains(&route) =>
-            {
-                Ok(())
-            }
             // Whose session it is is seen once it is read.
             Self::Environment(_) if on_session || on_skills => Ok(()),
             Self::Item { .. } if on_skills => Ok(()),
@@ -167,10 +158,6 @@ mod tests {
                 assert!(ok(scope, Method::GET, route, "/v1/skills/skill_1/versions/1"));
                 assert!(!ok(scope, Method::DELETE, route, "/v1/skills/skill_1/versions/1"));
             }
-        }
-        for route in SKILLS {
-            assert!(ok(&one, Method::GET, route, "/") && ok(&item, Method::GET, route, "/"));
-            assert!(!ok(&one, Method::DELETE, route, "/") && !ok(&item, Method::POST, route, "/"));
         }
         for (method, route) in [
             (Method::GET, "/v1/skills"),
