@@ -13,6 +13,7 @@ pub mod collect;
 mod error;
 pub mod hands;
 mod lockdown;
+mod remove;
 mod sandbox;
 mod spec;
 pub mod toolset;
@@ -24,6 +25,7 @@ pub use crate::{
     call::{Call, Reply},
     error::{Retry, SandboxError},
     lockdown::seccomp::Sockets,
+    remove::remove_tree,
     sandbox::{Sandbox, check_host},
     spec::{Layers, Limits, Mount, Spec, Strictness, WORKSPACE},
 };

@@ -1,13 +1,13 @@
 //! The folder of one session: its workspace, and whether a sandbox has had it.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::File,
     io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use tailstep_core::ids::SessionKey;
+use tailstep_sandbox::remove_tree;
 
 use super::outputs::Outputs;
 use crate::files::{component, make_private_dir};
@@ -51,25 +51,8 @@ impl Folder {
         Outputs::of(&self.dir)
     }
 
-    /// Removes all of it, folders included that were made unreadable inside. Idempotent.
+    /// Removes all of it, whatever was made inside. Idempotent.
     pub(super) fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.dir) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(_) => open_up(&self.dir)?,
-        }
-        fs::remove_dir_all(&self.dir)
+        remove_tree(&self.dir)
     }
-}
-
-/// Gives us every right on the folders in `dir`; links are not followed.
-fn open_up(dir: &Path) -> io::Result<()> {
-    fs::set_permissions(dir, Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
-        }
-    }
-    Ok(())
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use tailstep_core::{agent::Packages, ids::sha256_hex, packages::Manager};
-use tailstep_sandbox::{Call, Limits, Mount, Sandbox, Spec};
+use tailstep_sandbox::{Call, Limits, Mount, Sandbox, Spec, remove_tree};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout},
@@ -168,9 +168,7 @@ impl Layers {
         let (root, workspace) = (place.join("layer"), place.join("workspace"));
         let prepare = || -> io::Result<()> {
             // Left by a process that was killed.
-            if place.exists() {
-                fs::remove_dir_all(&place)?;
-            }
+            remove_tree(&place)?;
             make_private_dir(&workspace)?;
             make_private_dir(&root)?;
             // For the build's user, whoever that is; nobody else gets through the folder above.
@@ -183,7 +181,7 @@ impl Layers {
             fs::rename(&root, layer)
         };
         let outcome = outcome.and_then(|()| finish().map_err(|error| broken(&error)));
-        if let Err(error) = fs::remove_dir_all(&place) {
+        if let Err(error) = remove_tree(&place) {
             tracing::warn!(%error, layer = key, "what a build left cannot be removed");
         }
         outcome
