@@ -83,7 +83,8 @@ pub struct EgressRule {
 pub struct EgressSecret {
     /// The environment variable that holds the placeholder inside.
     pub variable: String,
-    /// The secret's name in the deployment's store; its value never stands in a log.
+    /// The secret's name among those that the deployment gives to sandboxes, which are none of its own
+    /// keys: whoever may make an environment may name any of them. Its value never stands in a log.
     pub secret: String,
 }
 

@@ -9,6 +9,8 @@ pub enum EgressError {
     Rule { at: usize, host: String, field: String, why: String },
     #[error("there is no secret named {secret}, which {variable} needs for {host}")]
     SecretMissing { secret: String, variable: String, host: String },
+    #[error("the secret {secret} is bound to other hosts than {host}")]
+    SecretBound { secret: String, host: String },
     #[error("the secret {secret} cannot be sent in a header: it {why}")]
     SecretUnusable { secret: String, why: &'static str },
     #[error("{text:?} is not an address, a range or an address with a port")]

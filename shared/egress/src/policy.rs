@@ -89,7 +89,9 @@ impl Policy {
         Self::default()
     }
 
-    /// Compiles `networking`; `secrets` holds the values by the names that its rules use.
+    /// Compiles `networking`; `secrets` holds the values by the names that its rules use. Rules come
+    /// from whoever may make an environment, so `secrets` must hold what these may use and nothing
+    /// else: none of the deployment's own keys.
     ///
     /// # Errors
     /// A rule that makes no sense, a secret that is missing, or one that cannot be sent.
@@ -260,6 +262,10 @@ impl Rule {
                 variable: wanted.variable.clone(),
                 host: host.clone(),
             })?;
+            if !value.is_for(host) {
+                let (secret, host) = (wanted.secret.clone(), host.clone());
+                return Err(EgressError::SecretBound { secret, host });
+            }
             let value = value.checked(&wanted.secret)?;
             found.push(RuleSecret { variable: wanted.variable.clone(), value });
         }

@@ -6,22 +6,45 @@ use tailstep_core::limits::egress::{SECRET_BYTES_MAX, SECRET_BYTES_MIN};
 
 use crate::error::EgressError;
 
-/// A secret's value. It prints as `Secret(…)`, and nothing here writes it anywhere but into a request.
+/// A secret's value, and who may get it. It prints as `Secret(…)`, and nothing here writes it anywhere
+/// but into a request.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Secret(String);
+pub struct Secret {
+    value: String,
+    /// `None` for every host that a rule names.
+    hosts: Option<Vec<String>>,
+}
 
 impl Secret {
     pub fn new(value: impl Into<String>) -> Self {
-        Self(value.into())
+        Self { value: value.into(), hosts: None }
+    }
+
+    /// Binds the secret to hosts, each `host` or `*.host`. Rules are written by whoever makes an
+    /// environment; with this the secret's owner has the last word.
+    pub fn bound_to<T: Into<String>>(self, hosts: impl IntoIterator<Item = T>) -> Self {
+        let hosts = hosts.into_iter().map(|host| Into::<String>::into(host).to_ascii_lowercase());
+        Self { hosts: Some(hosts.collect()), ..self }
+    }
+
+    /// Whether a rule for `host` (a name or `*.name`) may use it.
+    pub(crate) fn is_for(&self, host: &str) -> bool {
+        let covers = |bound: &String| {
+            bound == host
+                || bound
+                    .strip_prefix('*')
+                    .is_some_and(|below| host.trim_start_matches('*').ends_with(below))
+        };
+        self.hosts.as_ref().is_none_or(|hosts| hosts.iter().any(covers))
     }
 
     pub(crate) fn reveal(&self) -> &str {
-        &self.0
+        &self.value
     }
 
     /// Files with secrets often end in a line break, which is no part of the secret.
     pub(crate) fn checked(&self, name: &str) -> Result<Self, EgressError> {
-        let value = self.0.trim_end_matches(['\r', '\n']);
+        let value = self.value.trim_end_matches(['\r', '\n']);
         let unusable = |why| Err(EgressError::SecretUnusable { secret: name.to_owned(), why });
         if value.len() < SECRET_BYTES_MIN {
             return unusable("is shorter than 8 bytes");
@@ -32,7 +55,7 @@ impl Secret {
         if !value.bytes().all(|b| b.is_ascii_graphic() || b == b' ') || value.trim() != value {
             return unusable("has other characters than printable ASCII, or spaces at its ends");
         }
-        Ok(Self(value.to_owned()))
+        Ok(Self::new(value))
     }
 }
 
@@ -44,7 +67,7 @@ impl fmt::Debug for Secret {
 
 impl From<String> for Secret {
     fn from(value: String) -> Self {
-        Self(value)
+        Self::new(value)
     }
 }
 
@@ -90,6 +113,21 @@ mod tests {
     #[test]
     fn values_are_not_printed() {
         assert_eq!(format!("{:?}", Secret::new("hunter2hunter2")), "Secret(…)");
+    }
+
+    #[test]
+    fn bound_secrets_go_to_their_hosts_only() {
+        let free = Secret::new("0123456789");
+        assert!(free.is_for("evil.invalid") && free.is_for("*.invalid"));
+        let bound = free.bound_to(["api.test", "*.Example.com"]);
+        for host in ["api.test", "a.example.com", "*.example.com", "*.a.example.com"] {
+            assert!(bound.is_for(host), "{host}");
+        }
+        for host in ["evil.invalid", "b.api.test", "*.test", "example.com", "xexample.com", "*.com"]
+        {
+            assert!(!bound.is_for(host), "{host}");
+        }
+        assert!(!Secret::new("0123456789").bound_to(Vec::<String>::new()).is_for("api.test"));
     }
 
     #[test]

@@ -55,9 +55,8 @@ impl EgressRule {
         for (at, secret) in self.secrets.iter().enumerate() {
             variable(&secret.variable)
                 .map_err(|why| fault(format!("secrets[{at}].variable"), why))?;
-            if secret.secret.trim().is_empty() {
-                return Err(fault(format!("secrets[{at}].secret"), "must not be blank"));
-            }
+            secret_name(&secret.secret)
+                .map_err(|why| fault(format!("secrets[{at}].secret"), why))?;
         }
         Ok(())
     }
@@ -194,6 +193,15 @@ fn variable(name: &str) -> Result<(), &'static str> {
     if taken { Err("must not be a variable that the sandbox itself needs") } else { Ok(()) }
 }
 
+/// Names are looked up in files and in services: nothing in one may lead anywhere else.
+fn secret_name(name: &str) -> Result<(), &'static str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(plain) {
+        return Err("must be a name of letters, digits, hyphens, underscores and dots");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::EgressSecret, *};
@@ -268,8 +276,13 @@ mod tests {
             wrong.secrets = vec![EgressSecret { variable: name.to_owned(), secret }];
             check(&wrong, Err("secrets[0].variable"));
         }
-        let secret = EgressSecret { variable: "TOKEN".to_owned(), secret: " ".to_owned() };
-        check(&EgressRule { secrets: vec![secret], ..rule(|_| {}) }, Err("secrets[0].secret"));
+        for name in ["", " ", "../key", "a/b", ".key", "a b", "k\u{e9}y"] {
+            let secret = EgressSecret { variable: "TOKEN".to_owned(), secret: name.to_owned() };
+            check(&EgressRule { secrets: vec![secret], ..rule(|_| {}) }, Err("secrets[0].secret"));
+        }
+        let secret =
+            EgressSecret { variable: "TOKEN".to_owned(), secret: "github.token-1".to_owned() };
+        check(&EgressRule { secrets: vec![secret], ..rule(|_| {}) }, Ok(()));
     }
 
     #[test]

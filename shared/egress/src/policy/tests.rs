@@ -146,4 +146,8 @@ fn what_cannot_be_held_is_refused_when_it_is_made() {
     assert!(wrong.contains("rule 0 (*): host must name a host"), "{wrong}");
     assert!(make(with("other"), "0123456789").contains("no secret named other, which KEY needs"));
     assert!(make(with("api-key"), "a\r\nbcdefgh").contains("the secret api-key"));
+    let bound = Secret::new("0123456789").bound_to(["other.test"]);
+    let networking = Networking::Limited { rules: vec![with("api-key")], package_managers: false };
+    let wrong = Policy::new(&networking, &[("api-key".to_owned(), bound)].into()).unwrap_err();
+    assert_eq!(wrong.to_string(), "the secret api-key is bound to other hosts than api.test");
 }
