@@ -50,6 +50,15 @@ const LAST_CALL_MS: u64 = 20_000;
 /// A stream that ends is opened again after at least this.
 const REOPEN_MS: u64 = 200;
 
+/// What the reader tells the loop.
+enum News {
+    /// A list begins: a call in it may have its answer further on.
+    Behind,
+    Event(Event),
+    /// The list is read; from here on events come as they happen.
+    CaughtUp,
+}
+
 /// A call under way, its result's way to the server included. Dropping it stops the call.
 struct Running<'a> {
     id: String,
@@ -69,11 +78,12 @@ pub(crate) async fn serve(
     tokio::pin!(reader);
     let mut calls = Calls::default();
     let mut following = true;
+    let mut caught_up = false;
     let mut running: Option<Running<'_>> = None;
     let mut rests_since: Option<Instant> = None;
     let mut last_call: Option<Instant> = None;
     loop {
-        if last_call.is_none() && running.is_none() {
+        if caught_up && last_call.is_none() && running.is_none() {
             running = calls.next().cloned().map(|call| start(worker, session, key, call));
         }
         if calls.are_over() || last_call.is_some() && running.is_none() {
@@ -82,7 +92,9 @@ pub(crate) async fn serve(
         let idle_at = rests_since.map(|at| at + Duration::from_millis(worker.config.idle_ms_max));
         tokio::select! {
             event = events.recv() => match event {
-                Some(event) => {
+                Some(News::Behind) => caught_up = false,
+                Some(News::CaughtUp) => caught_up = true,
+                Some(News::Event(event)) => {
                     calls.take(event);
                     rests_since = calls.rests().then(|| rests_since.unwrap_or_else(Instant::now));
                 }
@@ -242,7 +254,7 @@ async fn send(
 
 /// Sends everything that tells about calls, for as long as the session can be followed. The stream is
 /// opened before the list is read, so that nothing falls between them.
-async fn follow(worker: &Worker, session: &str, key: &Key, events: mpsc::Sender<Event>) {
+async fn follow(worker: &Worker, session: &str, key: &Key, events: mpsc::Sender<News>) {
     let mut backoff = Backoff::new(500, 10_000);
     loop {
         let ended = once(worker, session, key, &events, &mut backoff).await;
@@ -267,19 +279,20 @@ async fn once(
     worker: &Worker,
     session: &str,
     key: &Key,
-    events: &mpsc::Sender<Event>,
+    events: &mpsc::Sender<News>,
     backoff: &mut Backoff,
 ) -> Result<(), CallError> {
     let path = format!("/v1/sessions/{session}/events");
     let mut stream = worker.client.events(&format!("{path}/stream"), key).await?;
     let kinds: String = KINDS.iter().map(|kind| format!("&types[]={kind}")).collect();
     let kinds = kinds.replace('[', "%5B").replace(']', "%5D");
+    let _ = events.send(News::Behind).await;
     let mut page = String::new();
     loop {
         let list = format!("{path}?limit=1000{kinds}{page}");
         let read: Page = worker.client.call(Method::GET, &list, key, None).await?;
         for event in read.data {
-            if events.send(event).await.is_err() {
+            if events.send(News::Event(event)).await.is_err() {
                 return Ok(());
             }
         }
@@ -288,9 +301,10 @@ async fn once(
             None => break,
         }
     }
+    let _ = events.send(News::CaughtUp).await;
     backoff.reset();
     while let Some(event) = stream.next().await? {
-        if events.send(event).await.is_err() {
+        if events.send(News::Event(event)).await.is_err() {
             return Ok(());
         }
     }

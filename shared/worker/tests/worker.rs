@@ -247,6 +247,24 @@ async fn calls_are_answered_and_the_item_given_back() {
     assert_eq!(server.wrong_credentials, [""; 0]);
 }
 
+/// A worker that takes a session over sees the calls of its past before their answers.
+#[tokio::test]
+async fn calls_of_the_past_are_not_run_again() {
+    let fake = Fake::with(item("session"), Vec::new());
+    for n in 0..50 {
+        let (id, result) = (format!("a{n}"), format!("past{n}"));
+        fake.lock().events.push(call(&id, "allow"));
+        fake.lock()
+            .events
+            .push(json!({"type": "user.tool_result", "id": result, "tool_use_id": id}));
+        fake.lock().results.push((id, String::new()));
+    }
+    fake.lock().events.push(call("b", "allow"));
+    let (ran, hands) = fake.run(Until::Once).await;
+    ran.unwrap();
+    assert_eq!(*hands.begun.lock().unwrap(), [r#"{"command":"b"}"#]);
+}
+
 #[tokio::test]
 async fn what_fails_for_a_while_is_tried_again() {
     let fake = Fake::with(item("session"), vec![call("a", "allow")]);
