@@ -3,6 +3,7 @@
 pub(crate) mod dev;
 pub(crate) mod logs;
 pub(crate) mod run;
+pub(crate) mod sandbox;
 pub(crate) mod sessions;
 pub(crate) mod worker;
 

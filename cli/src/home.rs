@@ -183,7 +183,7 @@ async fn sandboxes(
     for missing in &layers.missing {
         tracing::debug!(missing, "a wall of the sandbox is missing");
     }
-    let mut config = HandsConfig::default();
+    let mut config = HandsConfig { secrets: local.secrets.clone(), ..HandsConfig::default() };
     config.packages.directory = packages.map(Path::to_owned);
     Ok(LocalHands::new(data_dir, local.blobs.clone(), config))
 }

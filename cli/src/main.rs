@@ -39,6 +39,9 @@ enum Command {
     Logs(commands::logs::Args),
     /// Run the tools of sessions that a server elsewhere leads
     Worker(commands::worker::Args),
+    /// Run one command in a fresh sandbox, or see what this host can isolate
+    #[command(subcommand)]
+    Sandbox(commands::sandbox::Command),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Sessions(args) => commands::sessions::main(&args),
         Command::Logs(args) => commands::logs::main(&args),
         Command::Worker(args) => commands::worker::main(&args),
+        Command::Sandbox(command) => commands::sandbox::main(&command),
     };
     done.unwrap_or_else(|error| {
         if !is_closed_pipe(&error) {

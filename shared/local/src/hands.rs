@@ -6,6 +6,7 @@ mod given;
 mod outputs;
 mod packages;
 mod pool;
+mod way_out;
 
 use std::{
     error::Error,
@@ -16,7 +17,9 @@ use std::{
 
 use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
-use tailstep_runtime::ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_egress::Config as EgressConfig;
+use tailstep_runtime::memory::MemorySecrets;
+use tailstep_runtime::ports::{Blobs, Hands, HandsError, Secrets, ToolOrder, ToolReply};
 use tailstep_sandbox::{
     Call, Layers as Walls, Mount, Retry, Sandbox, SandboxError, Spec, check_host,
 };
@@ -31,6 +34,7 @@ pub use packages::PackageSource;
 use folder::Folder;
 use packages::Layers;
 use pool::{Live, Pool, Use};
+use way_out::WayOut;
 
 /// Said before the reply of a call that finds the shell of the calls before it gone.
 const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files in /workspace are as they \
@@ -40,7 +44,7 @@ const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files in /worksp
 const OUTPUTS_FAILED: &str = "[outputs: they could not be stored after this call; the next call \
     tries again]";
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct HandsConfig {
     /// What each sandbox is made of; its `workspace` is set for each session.
     pub spec: Spec,
@@ -52,6 +56,10 @@ pub struct HandsConfig {
     pub room_wait_ms: u64,
     /// Where environments' packages come from.
     pub packages: PackageSource,
+    /// Limits of each sandbox's way out, for environments that have one.
+    pub egress: EgressConfig,
+    /// Where the secrets of network rules are; without it a rule that names one is an error.
+    pub secrets: Arc<dyn Secrets>,
 }
 
 impl Default for HandsConfig {
@@ -62,6 +70,8 @@ impl Default for HandsConfig {
             idle_ms: 120_000,
             room_wait_ms: 60_000,
             packages: PackageSource::new(),
+            egress: EgressConfig::default(),
+            secrets: Arc::new(MemorySecrets::default()),
         }
     }
 }
@@ -139,6 +149,7 @@ impl LocalHands {
         let outputs = folder.outputs().mount().map_err(|error| unavailable(error.to_string()))?;
         let blobs = self.blobs.as_ref();
         let given = given::prepare(folder.dir(), blobs, &order.key.tenant, &order.given).await;
+        let dir = folder.dir().to_owned();
         let mut spec = Spec { workspace: folder.workspace, ..self.config.spec.clone() };
         spec.mounts.push(outputs);
         spec.mounts.extend(given.map_err(|error| unavailable(chain(&error)))?);
@@ -146,9 +157,16 @@ impl LocalHands {
             spec.mounts.push(mount);
             spec.environment.extend(environment);
         }
-        let sandbox =
-            Sandbox::provision(&spec).await.map_err(|error| unavailable(chain(&error)))?;
-        let live = Live::new(sandbox, room);
+        let HandsConfig { egress, secrets, .. } = &self.config;
+        let networking = &order.environment.networking;
+        let way_out = WayOut::prepare(networking, secrets.as_ref(), egress, &dir, &mut spec).await;
+        let mut way_out = way_out.map_err(|error| unavailable(chain(&error)))?;
+        let sandbox = Sandbox::provision(&spec).await;
+        let mut sandbox = sandbox.map_err(|error| unavailable(chain(&error)))?;
+        if let (Some(way_out), Some(listener)) = (&mut way_out, sandbox.take_listener()) {
+            way_out.serve(listener).map_err(|error| unavailable(error.to_string()))?;
+        }
+        let live = Live::new(sandbox, way_out, room);
         *held = Some(live.clone());
         Ok((live, had_one))
     }
@@ -209,7 +227,11 @@ impl Hands for LocalHands {
         match done {
             Ok(reply) => {
                 let text = if new { format!("{NEW_SANDBOX}{}", reply.text) } else { reply.text };
-                let reply = ToolReply { text, is_error: reply.is_error, ..ToolReply::default() };
+                let mut reply =
+                    ToolReply { text, is_error: reply.is_error, ..ToolReply::default() };
+                if let Some(way_out) = &live.way_out {
+                    way_out.report(&mut reply.report);
+                }
                 Ok(self.with_outputs(order, reply).await)
             }
             Err(error) => match error.retry() {

@@ -1,76 +1,160 @@
-//! What a sandbox costs against a plain process: create + `true` + destroy as a ratio to spawning
-//! `/bin/true`, measured in turns on the same machine. Run it optimised.
+//! What sandboxes cost against plain processes, in ratios measured in turns on the same machine, by
+//! a process that holds 500 MB. Run it optimised: `make bench-sandbox`. The first argument is the
+//! `tailstep` program; bubblewrap is measured beside it when it is installed.
 
 use std::{
     error::Error,
-    path::Path,
-    process::Command,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use tailstep_sandbox::{Call, Sandbox, Spec};
 
 /// Each kind of work runs in short turns, so that what else the machine does meets all alike.
-const TURNS: usize = 10;
-const ROUNDS_PER_TURN: usize = 20;
+const TURNS: usize = 20;
+const ROUNDS_PER_TURN: usize = 10;
+
+/// What a runtime may hold while it starts sandboxes.
+const HELD_BYTES: usize = 500 << 20;
+
+/// Sandboxes at one time.
+const SIDE_BY_SIDE: usize = 8;
 
 /// Processor time is counted in ticks of 1/100 s (`sysconf(_SC_CLK_TCK)` on Linux).
 const TICK_MS: f64 = 10.0;
 
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::print_stdout, reason = "printing is what this program is for")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    let program =
+        std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: spawn_cost TAILSTEP")?;
+    // Written to, so that it is there and a fork would have to copy its page tables.
+    let held = vec![1u8; HELD_BYTES];
     let workspace = std::env::temp_dir().join(format!("spawn-cost-{}", std::process::id()));
     std::fs::create_dir(&workspace)?;
-    let mut costs = [Work::Plain, Work::Empty, Work::Whole].map(Cost::new);
+    let live = Sandbox::provision(&Spec::new(&workspace)).await?;
+    let mut works = vec![Work::Plain, Work::Command, Work::Whole, Work::Live];
+    if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_ok() {
+        works.push(Work::Bubblewrap);
+    } else {
+        println!("bubblewrap is not installed and not measured");
+    }
+    let scene = Scene { program, workspace: workspace.clone(), live };
+    let mut costs: Vec<Cost> = works.into_iter().map(Cost::new).collect();
     for _ in 0..TURNS {
         for cost in &mut costs {
-            cost.turn(&workspace).await?;
+            cost.turn(&scene).await?;
         }
     }
-    std::fs::remove_dir(&workspace)?;
     let base = costs[0].figures();
     for cost in &mut costs {
         report(cost.work.name(), cost.figures(), base);
     }
+    side_by_side(&workspace).await?;
+    drop(scene);
+    std::fs::remove_dir_all(&workspace)?;
+    println!("held meanwhile: {} MB", held.len() >> 20);
     Ok(())
+}
+
+struct Scene {
+    program: PathBuf,
+    workspace: PathBuf,
+    live: Sandbox,
 }
 
 #[derive(Clone, Copy)]
 enum Work {
     Plain,
-    Empty,
+    Command,
     Whole,
+    Live,
+    Bubblewrap,
 }
 
 impl Work {
     fn name(self) -> &'static str {
         match self {
-            Self::Plain => "plain spawn of true",
-            Self::Empty => "provision + destroy",
-            Self::Whole => "provision + true in the shell + destroy",
+            Self::Plain => "plain spawn of /bin/true",
+            Self::Command => "create, /bin/true, destroy",
+            Self::Whole => "create, bash call of /bin/true, destroy",
+            Self::Live => "bash call of /bin/true in a live sandbox",
+            Self::Bubblewrap => "bubblewrap --unshare-all /bin/true",
         }
     }
 
-    async fn run(self, workspace: &Path) -> Result<(), Box<dyn Error>> {
+    async fn run(self, scene: &Scene, round: usize) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Plain => {
-                Command::new("/bin/true").status()?;
+            Self::Plain => done(&mut Command::new("/bin/true")),
+            Self::Command => {
+                done(Command::new(&scene.program).args(["sandbox", "run", "--", "/bin/true"]))
             }
-            Self::Empty => Sandbox::provision(&Spec::new(workspace)).await?.destroy().await,
             Self::Whole => {
-                let sandbox = Sandbox::provision(&Spec::new(workspace)).await?;
-                let call = Call {
-                    call_id: "only".into(),
-                    tool: "bash".into(),
-                    input: r#"{"command":"/bin/true"}"#.into(),
-                    timeout_ms: 10_000,
-                };
-                sandbox.execute(call).await?;
+                let sandbox = Sandbox::provision(&Spec::new(&scene.workspace)).await?;
+                call(&sandbox, "only").await?;
                 sandbox.destroy().await;
+                Ok(())
+            }
+            Self::Live => call(&scene.live, &format!("call {round}")).await,
+            Self::Bubblewrap => done(
+                Command::new("bwrap")
+                    .args(["--unshare-all", "--die-with-parent", "--new-session"])
+                    .args(["--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"])
+                    .args(["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"])
+                    .args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "/bin/true"]),
+            ),
+        }
+    }
+}
+
+fn done(command: &mut Command) -> Result<(), Box<dyn Error>> {
+    let status = command.stdin(Stdio::null()).status()?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?} ended with {status}").into()) }
+}
+
+async fn call(sandbox: &Sandbox, id: &str) -> Result<(), Box<dyn Error>> {
+    let call = Call {
+        call_id: id.into(),
+        tool: "bash".into(),
+        input: r#"{"command":"/bin/true"}"#.into(),
+        timeout_ms: 10_000,
+    };
+    let reply = sandbox.execute(call).await?;
+    if reply.is_error { Err(reply.text.into()) } else { Ok(()) }
+}
+
+/// Many at once must work as well as one.
+#[allow(clippy::print_stdout, reason = "printing is what this program is for")]
+async fn side_by_side(workspace: &Path) -> Result<(), Box<dyn Error>> {
+    let mut failures = 0;
+    let start = Instant::now();
+    for _ in 0..TURNS {
+        let mut running = Vec::new();
+        for at in 0..SIDE_BY_SIDE {
+            let own = workspace.join(format!("side-{at}"));
+            std::fs::create_dir_all(&own)?;
+            running.push(tokio::spawn(async move {
+                let sandbox =
+                    Sandbox::provision(&Spec::new(own)).await.map_err(|e| e.to_string())?;
+                call(&sandbox, "only").await.map_err(|e| e.to_string())?;
+                sandbox.destroy().await;
+                Ok::<(), String>(())
+            }));
+        }
+        for one in running {
+            if let Err(why) = one.await? {
+                println!("failed: {why}");
+                failures += 1;
             }
         }
-        Ok(())
     }
+    let (all, ms) = (TURNS * SIDE_BY_SIDE, start.elapsed().as_secs_f64() * 1e3);
+    println!(
+        "{SIDE_BY_SIDE} at a time: {all} sandboxes, {failures} failures, {:.2} ms each",
+        ms / all as f64
+    );
+    Ok(())
 }
 
 struct Cost {
@@ -84,11 +168,11 @@ impl Cost {
         Self { work, times: Vec::new(), processor_ms: 0.0 }
     }
 
-    async fn turn(&mut self, workspace: &Path) -> Result<(), Box<dyn Error>> {
+    async fn turn(&mut self, scene: &Scene) -> Result<(), Box<dyn Error>> {
         let before = processor_ms()?;
         for _ in 0..ROUNDS_PER_TURN {
             let start = Instant::now();
-            self.work.run(workspace).await?;
+            self.work.run(scene, self.times.len()).await?;
             self.times.push(start.elapsed());
         }
         self.processor_ms += processor_ms()? - before;
@@ -115,7 +199,7 @@ fn processor_ms() -> Result<f64, Box<dyn Error>> {
 
 #[allow(clippy::print_stdout, reason = "printing is what this program is for")]
 fn report(what: &str, figures: [f64; 3], base: [f64; 3]) {
-    print!("{what:40}");
+    print!("{what:42}");
     for ((name, figure), base) in ["least", "median", "processor"].iter().zip(figures).zip(base) {
         print!("  {name} {figure:7.3} ms {:5.1} x", figure / base);
     }

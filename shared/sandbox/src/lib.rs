@@ -12,7 +12,10 @@ mod call;
 pub mod collect;
 mod error;
 pub mod hands;
+pub mod image;
 mod lockdown;
+mod pass;
+pub mod program;
 mod remove;
 mod sandbox;
 mod spec;
@@ -27,5 +30,5 @@ pub use crate::{
     lockdown::seccomp::Sockets,
     remove::remove_tree,
     sandbox::{Sandbox, check_host},
-    spec::{Layers, Limits, Mount, Spec, Strictness, WORKSPACE},
+    spec::{Access, Layers, Limits, Mount, Network, PROXY, Root, Spec, Strictness, WORKSPACE},
 };

@@ -3,6 +3,7 @@
 
 use std::{
     env, io,
+    net::TcpListener as StdListener,
     os::{fd::OwnedFd, unix::net::UnixStream as StdStream},
     path::{Path, PathBuf},
     process::Stdio,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use tokio::{
+    io::Interest,
     net::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -23,8 +25,9 @@ use crate::{
     call::{Call, Reply},
     error::SandboxError,
     hands::Ending,
-    spec::{Layers, Limits, Spec, Strictness},
-    wire::{self, ORDER_BYTES_MAX, Order, REPORT_BYTES_MAX, Report, Start},
+    pass,
+    spec::{Layers, Network, Spec},
+    wire::{self, Job, ORDER_BYTES_MAX, Order, REPORT_BYTES_MAX, Report, Start},
 };
 
 /// How long the helper may take to build the sandbox. It needs milliseconds; a machine under full
@@ -43,6 +46,7 @@ const HELPER: &str = "tailstep-hands";
 pub struct Sandbox {
     layers: Layers,
     guard_pid: Option<u32>,
+    listener: Option<StdListener>,
     requests: mpsc::Sender<Request>,
     /// Closed by dropping the sandbox, which ends a running call too.
     _alive: oneshot::Sender<()>,
@@ -59,9 +63,7 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError::Refused`] when the host cannot give what `spec` asks for; nothing ran then.
     pub async fn provision(spec: &Spec) -> Result<Self, SandboxError> {
-        for mount in &spec.mounts {
-            mount.check().map_err(|what| SandboxError::Spec { what })?;
-        }
+        spec.check().map_err(|what| SandboxError::Spec { what })?;
         if !spec.workspace.is_absolute() || !spec.workspace.is_dir() {
             let what = format!(
                 "workspace {} must be the absolute path of an existing directory",
@@ -69,26 +71,26 @@ impl Sandbox {
             );
             return Err(SandboxError::Spec { what });
         }
-        let start = Start {
-            workspace: Some(spec.workspace.clone()),
-            mounts: spec.mounts.clone(),
-            environment: spec.environment.clone(),
-            limits: spec.limits.clone(),
-            strictness: spec.strictness,
-        };
+        let start = Start::of(spec, Job::Tools, Some(spec.workspace.clone()));
         let helper = helper_path(spec.helper_path.as_deref())?;
-        let (line, layers) = Line::start(&helper, &spec.helper_args, start).await?;
+        let (line, layers, listener) = Line::start(&helper, &spec.helper_args, start).await?;
         let (requests, queue) = mpsc::channel(16);
         let (alive, dropped) = oneshot::channel();
         let guard_pid = line.guard.id();
         let keeper = Keeper { line, call_ms_max: spec.limits.call_ms_max };
         tokio::spawn(keeper.run(queue, dropped));
-        Ok(Self { layers, guard_pid, requests, _alive: alive })
+        Ok(Self { layers, guard_pid, listener, requests, _alive: alive })
     }
 
     /// Which walls stand, and which are missing and why.
     pub fn layers(&self) -> &Layers {
         &self.layers
+    }
+
+    /// The listener at [`PROXY`](crate::PROXY) inside, when the specification asked for one; once.
+    /// What is accepted from it came from the sandbox.
+    pub fn take_listener(&mut self) -> Option<StdListener> {
+        self.listener.take()
     }
 
     /// The helper's process on the host, the parent of everything inside, for logs and metrics.
@@ -123,16 +125,10 @@ impl Sandbox {
 /// # Errors
 /// One line that says what is missing and what to change.
 pub async fn check_host(helper: Option<&Path>) -> Result<Layers, String> {
-    let start = Start {
-        workspace: None,
-        mounts: Vec::new(),
-        environment: Vec::new(),
-        limits: Limits::default(),
-        strictness: Strictness::Strict,
-    };
+    let start = Start::of(&Spec::new("/"), Job::Look, None);
     let helper = helper_path(helper).map_err(|why| why.to_string())?;
     let started = Line::start(&helper, &[], start).await;
-    let (mut line, layers) = started.map_err(|why| why.to_string())?;
+    let (mut line, layers, _) = started.map_err(|why| why.to_string())?;
     line.end().await;
     Ok(layers)
 }
@@ -220,7 +216,7 @@ impl Keeper {
                 let _ = answer.send(Ok(reply));
                 Ok(())
             }
-            Some(Ok(Report::Ready(_) | Report::Refused { .. }) | Err(_)) => {
+            Some(Ok(Report::Ready(_) | Report::Refused { .. } | Report::Exited(_)) | Err(_)) => {
                 let why = self.line.end().await;
                 let _ = answer.send(Err(SandboxError::Gone { why: why.clone() }));
                 Err(Lost::Ended { why })
@@ -283,7 +279,7 @@ impl Line {
         helper: &Path,
         args: &[String],
         start: Start,
-    ) -> Result<(Self, Layers), SandboxError> {
+    ) -> Result<(Self, Layers, Option<StdListener>), SandboxError> {
         let failed = |source| SandboxError::Start { path: helper.to_owned(), source };
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
@@ -302,13 +298,14 @@ impl Line {
             .spawn()
             .map_err(failed)?;
         let mut line = Self { socket: Some(Socket { reports, orders }), guard };
-        match timeout(Duration::from_millis(READY_MS_MAX), line.hello(start)).await {
-            Ok(Ok(Report::Ready(layers))) => Ok((line, layers)),
-            Ok(Ok(Report::Refused { why })) => {
+        let limit = Duration::from_millis(READY_MS_MAX);
+        match timeout(limit, line.hello(start)).await {
+            Ok(Ok((Report::Ready(layers), listener))) => Ok((line, layers, listener)),
+            Ok(Ok((Report::Refused { why }, _))) => {
                 line.end().await;
                 Err(SandboxError::Refused { why })
             }
-            Ok(Ok(Report::Reply(_)) | Err(_)) => {
+            Ok(Ok((Report::Reply(_) | Report::Exited(_), _)) | Err(_)) => {
                 let why = line.end().await;
                 Err(SandboxError::Refused { why: format!("the helper gave no answer: {why}") })
             }
@@ -319,11 +316,22 @@ impl Line {
         }
     }
 
-    async fn hello(&mut self, start: Start) -> io::Result<Report> {
+    async fn hello(&mut self, start: Start) -> io::Result<(Report, Option<StdListener>)> {
         let socket = self.socket.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let network = start.network;
         let frame = wire::frame(&Order::Start(start), ORDER_BYTES_MAX)?;
         wire::write_async(&mut socket.orders, &frame).await?;
-        wire::read_async(&mut socket.reports, REPORT_BYTES_MAX).await
+        let report = wire::read_async(&mut socket.reports, REPORT_BYTES_MAX).await?;
+        let listener = match (&report, network) {
+            (Report::Ready(_), Network::Proxy) => {
+                let line: &UnixStream = socket.reports.as_ref();
+                let listener = line.async_io(Interest::READABLE, || pass::receive(line)).await?;
+                Some(StdListener::from(listener))
+            }
+            (Report::Ready(_), Network::None)
+            | (Report::Refused { .. } | Report::Reply(_) | Report::Exited(_), _) => None,
+        };
+        Ok((report, listener))
     }
 
     /// Closes the line, which ends everything inside, and says how the guard saw it end.

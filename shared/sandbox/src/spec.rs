@@ -14,7 +14,9 @@ pub struct Spec {
     /// mounted read-write at [`WORKSPACE`], and when the supervisor is root, what is in it is
     /// given to the sandbox's user.
     pub workspace: PathBuf,
+    pub root: Root,
     pub mounts: Vec<Mount>,
+    pub network: Network,
     /// Variables of everything that runs inside, on top of a small fixed set; a name given here
     /// replaces that set's.
     pub environment: Vec<(String, String)>,
@@ -32,7 +34,9 @@ impl Spec {
     pub fn new(workspace: impl Into<PathBuf>) -> Self {
         Self {
             workspace: workspace.into(),
+            root: Root::Host,
             mounts: Vec::new(),
+            network: Network::None,
             environment: Vec::new(),
             limits: Limits::default(),
             strictness: Strictness::Strict,
@@ -42,13 +46,76 @@ impl Spec {
     }
 }
 
+impl Spec {
+    /// Says what is wrong with it on any host, if anything is.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.mounts.iter().try_for_each(Mount::check)?;
+        if let Root::Directory(root) = &self.root
+            && (!root.is_absolute() || !root.is_dir())
+        {
+            return Err(format!("root {} must be an absolute path of a directory", root.display()));
+        }
+        self.environment.iter().try_for_each(|(name, value)| check_variable(name, value))
+    }
+}
+
+/// Whose programs are seen inside. Always read-only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Root {
+    /// The host's program directories, and what programs need of its configuration.
+    #[default]
+    Host,
+    /// All of a directory that holds the tree of a whole system, such as an unpacked image.
+    Directory(PathBuf),
+}
+
+/// The way out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// None: only the sandbox's own loopback interface.
+    #[default]
+    None,
+    /// A listener at [`PROXY`] on that interface, whose other side is the supervisor: whoever
+    /// accepts there decides what goes further. There is no route and no name service.
+    Proxy,
+}
+
+/// Where a proxy is found inside.
+pub const PROXY: std::net::SocketAddrV4 =
+    std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 3_128);
+
+/// Says what is wrong with a variable, if anything is.
+pub(crate) fn check_variable(name: &str, value: &str) -> Result<(), String> {
+    if name.is_empty() || name.contains(['=', '\0']) {
+        return Err(format!(
+            "variable name `{}` must not be empty or hold `=`",
+            name.escape_debug()
+        ));
+    }
+    if value.contains('\0') {
+        return Err(format!("the value of variable {name} must not hold a NUL byte"));
+    }
+    Ok(())
+}
+
 /// A host directory or file made visible inside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
     pub source: PathBuf,
     /// Absolute, outside the workspace, `/proc` and `/dev`.
     pub target: PathBuf,
-    pub read_only: bool,
+    pub access: Access,
+}
+
+/// What may be done with a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    ReadOnly,
+    /// As far as the files' owners and modes let the sandbox's user.
+    ReadWrite,
+    /// Also given to the sandbox's user when the supervisor is root, as the workspace is: for a
+    /// directory that belongs to the sandbox.
+    Owned,
 }
 
 impl Mount {

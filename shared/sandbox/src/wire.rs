@@ -2,6 +2,7 @@
 //! and JSON. The helper's side is plain blocking I/O; the supervisor's is asynchronous.
 
 use std::{
+    ffi::OsString,
     io::{self, Read, Write},
     path::PathBuf,
 };
@@ -11,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     call::{Call, Reply},
-    spec::{Layers, Limits, Mount, Strictness},
+    spec::{Layers, Limits, Mount, Network, Root, Spec, Strictness},
 };
 
 /// The largest order: a `write` of the largest file that a call may carry, escaped.
@@ -34,20 +35,67 @@ pub(crate) enum Order {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Start {
-    /// `None` only looks whether the host can isolate.
+    pub(crate) job: Job,
     pub(crate) workspace: Option<PathBuf>,
+    pub(crate) root: Root,
     pub(crate) mounts: Vec<Mount>,
+    pub(crate) network: Network,
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) limits: Limits,
     pub(crate) strictness: Strictness,
+}
+
+impl Start {
+    pub(crate) fn of(spec: &Spec, job: Job, workspace: Option<PathBuf>) -> Self {
+        Self {
+            job,
+            workspace,
+            root: spec.root.clone(),
+            mounts: spec.mounts.clone(),
+            network: spec.network,
+            environment: spec.environment.clone(),
+            limits: spec.limits.clone(),
+            strictness: spec.strictness,
+        }
+    }
+}
+
+/// What a sandbox is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Only to see whether the host can isolate.
+    Look,
+    /// Calls of the toolset, until the line closes.
+    Tools,
+    /// One program, with the standard streams of the process that became the sandbox.
+    Program { argv: Vec<OsString>, directory: PathBuf },
 }
 
 /// Helper to supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
     Ready(Layers),
-    Refused { why: String },
+    Refused {
+        why: String,
+    },
     Reply(Reply),
+    /// The program has ended.
+    Exited(Exited),
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exited {
+    Code(u8),
+    Signal(i32),
+    /// There is no such program inside.
+    Missing {
+        why: String,
+    },
+    /// It cannot be executed.
+    NotExecutable {
+        why: String,
+    },
 }
 
 /// Encodes a message as one frame.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Scene, start, start_with};
 use serde_json::json;
-use tailstep_sandbox::{Mount, Sandbox, SandboxError, Strictness};
+use tailstep_sandbox::{Access, Mount, Sandbox, SandboxError, Strictness};
 
 #[tokio::test]
 async fn every_layer_of_this_host_is_active() {
@@ -68,7 +68,7 @@ async fn no_environment_of_the_supervisor_is_inside() {
     }
     let environ = scene.bash("cat /proc/1/environ /proc/1/task/*/environ").await;
     assert!(environ.is_error && environ.text.contains("Permission denied"), "{}", environ.text);
-    assert_eq!(scene.prints("tr '\\0' ' ' < /proc/1/cmdline").await, "tailstep-hands ");
+    assert_eq!(scene.prints("tr -d '\\0' < /proc/1/cmdline").await, "");
 }
 
 #[tokio::test]
@@ -244,8 +244,16 @@ async fn mounts_show_what_was_named() {
     let file = given.path().join("f");
     let scene = start_with(|spec| {
         spec.mounts = vec![
-            Mount { source: given.path().into(), target: "/mnt/data".into(), read_only: true },
-            Mount { source: file.clone(), target: "/opt/one/file".into(), read_only: true },
+            Mount {
+                source: given.path().into(),
+                target: "/mnt/data".into(),
+                access: Access::ReadOnly,
+            },
+            Mount {
+                source: file.clone(),
+                target: "/opt/one/file".into(),
+                access: Access::ReadOnly,
+            },
         ];
     })
     .await;
@@ -262,8 +270,11 @@ async fn specifications_that_cannot_work_are_refused_plainly() {
         let why = Sandbox::provision(&spec).await.err().expect("it must be refused").to_string();
         assert!(why.contains(part), "{part}: {why}");
     };
-    let mount =
-        |target: &str| Mount { source: "/usr".into(), target: target.into(), read_only: true };
+    let mount = |target: &str| Mount {
+        source: "/usr".into(),
+        target: target.into(),
+        access: Access::ReadOnly,
+    };
     for target in ["/proc/x", "/workspace/x", "/dev", "relative", "/a/../b", "/"] {
         refuse(&|spec| spec.mounts = vec![mount(target)], &format!("mount target {target}")).await;
     }

@@ -13,7 +13,7 @@ use tailstep_core::{
     files::{FileContent, FileResource, Given, Manifest, OutputFile, SKILLS_DIRECTORY},
 };
 use tailstep_runtime::ports::{Blobs, BlobsError};
-use tailstep_sandbox::Mount;
+use tailstep_sandbox::{Access, Mount};
 use thiserror::Error;
 use tokio::{fs, io::AsyncWriteExt};
 
@@ -46,12 +46,12 @@ pub(super) async fn prepare(
     for file in &given.files {
         let source = place.file(file).await?;
         let target = PathBuf::from(&file.mount_path);
-        mounts.push(Mount { source, target, read_only: true });
+        mounts.push(Mount { source, target, access: Access::ReadOnly });
     }
     for skill in &given.skills {
         let source = place.skill(skill).await?;
         let target = Path::new(SKILLS_DIRECTORY).join(&skill.name);
-        mounts.push(Mount { source, target, read_only: true });
+        mounts.push(Mount { source, target, access: Access::ReadOnly });
     }
     Ok(mounts)
 }
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(mode(mounts[1].source.join("SKILL.md")), 0o444);
         assert_eq!(mode(mounts[1].source.join("bin")), 0o755);
         assert_eq!(mode(mounts[1].source.join("bin/run")), 0o555);
-        assert!(mounts.iter().all(|mount| mount.read_only));
+        assert!(mounts.iter().all(|mount| mount.access == Access::ReadOnly));
         // A second sandbox needs no blob any more.
         let empty = MemoryBlobs::default();
         assert_eq!(prepare(holder.path(), &empty, "t", &given).await.unwrap(), mounts);

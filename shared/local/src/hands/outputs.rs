@@ -2,9 +2,7 @@
 //! [`OUTPUTS`], collected after each call into blobs and a manifest.
 
 use std::{
-    fs::{self, Permissions},
-    io,
-    os::unix::fs::PermissionsExt,
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -21,7 +19,7 @@ use tailstep_core::{
 };
 use tailstep_runtime::ports::Blobs;
 use tailstep_sandbox::{
-    Mount,
+    Access, Mount,
     collect::{Collected, Known, Limits, collect},
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
@@ -69,13 +67,10 @@ impl Outputs {
     /// Makes the directory, and says how a sandbox sees it.
     pub(super) fn mount(&self) -> io::Result<Mount> {
         make_private_dir(&self.directory)?;
-        // For the sandbox's user, whoever that is on this host; nobody else gets through the
-        // session's own folder.
-        fs::set_permissions(&self.directory, Permissions::from_mode(0o777))?;
         Ok(Mount {
             source: self.directory.clone(),
             target: PathBuf::from(OUTPUTS),
-            read_only: false,
+            access: Access::Owned,
         })
     }
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use tailstep_core::{agent::Packages, ids::sha256_hex, packages::Manager};
-use tailstep_sandbox::{Call, Limits, Mount, Sandbox, Spec, remove_tree};
+use tailstep_sandbox::{Access, Call, Limits, Mount, Sandbox, Spec, remove_tree};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout},
@@ -115,7 +115,7 @@ impl Layers {
                 .to_owned()
         })?;
         let source = built.unwrap_or_else(|error| Err(broken(&error)))?;
-        let mount = Mount { source, target: PathBuf::from(LAYER), read_only: true };
+        let mount = Mount { source, target: PathBuf::from(LAYER), access: Access::ReadOnly };
         Ok((mount, commands::environment(Path::new(LAYER))))
     }
 
@@ -213,11 +213,11 @@ impl Layers {
 
     fn spec(&self, root: &Path, workspace: &Path) -> Spec {
         let layer =
-            Mount { source: root.to_owned(), target: PathBuf::from(LAYER), read_only: false };
+            Mount { source: root.to_owned(), target: PathBuf::from(LAYER), access: Access::Owned };
         let source = self.source.directory.as_ref().map(|directory| Mount {
             source: directory.clone(),
             target: PathBuf::from(SOURCE),
-            read_only: true,
+            access: Access::ReadOnly,
         });
         let mut environment = commands::environment(Path::new(LAYER));
         environment.extend(commands::build_environment(source.is_some().then_some(SOURCE)));

@@ -12,6 +12,8 @@ use tokio::sync::{
     Mutex as AsyncMutex, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch,
 };
 
+use super::way_out::WayOut;
+
 type Place = Arc<AsyncMutex<Option<Live>>>;
 
 pub(super) struct Pool {
@@ -32,15 +34,21 @@ struct Slot {
 #[derive(Clone)]
 pub(super) struct Live {
     pub(super) sandbox: Arc<Sandbox>,
+    pub(super) way_out: Option<Arc<WayOut>>,
     pub(super) born: Instant,
     stop: Arc<watch::Sender<bool>>,
     _room: Arc<OwnedSemaphorePermit>,
 }
 
 impl Live {
-    pub(super) fn new(sandbox: Sandbox, room: OwnedSemaphorePermit) -> Self {
+    pub(super) fn new(
+        sandbox: Sandbox,
+        way_out: Option<WayOut>,
+        room: OwnedSemaphorePermit,
+    ) -> Self {
         Self {
             sandbox: Arc::new(sandbox),
+            way_out: way_out.map(Arc::new),
             born: Instant::now(),
             stop: Arc::new(watch::Sender::new(false)),
             _room: Arc::new(room),

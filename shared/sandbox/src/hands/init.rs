@@ -1,18 +1,23 @@
-//! PID 1 of the sandbox: walls itself in, then runs tools as the supervisor orders, reaps orphans,
-//! and ends when its line or its guard does. Its end is the end of everything inside.
+//! PID 1 of the sandbox: walls itself in, then does its job (calls of the toolset as the supervisor
+//! orders them, or one program), reaps orphans, and ends when its line or its guard does. Its end is
+//! the end of everything inside.
+
+mod program;
+mod tools;
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32, mpsc},
-    thread,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, poll},
     fs::{Gid, Uid},
     io::Errno,
     process::chdir,
@@ -26,14 +31,13 @@ use super::{
     sys,
 };
 use crate::{
-    call::{Call, Reply},
     lockdown::{
         close_privileges, drop_capabilities, landlock, limit_resources,
         seccomp::{Filter, Sockets},
     },
-    spec::{Layers, Strictness, WORKSPACE},
-    toolset::{OomKills, Reach, Stop, Surroundings, Toolset},
-    wire::{self, Order, REPORT_BYTES_MAX, Report, Start},
+    pass,
+    spec::{Access, Layers, Network, PROXY, Strictness, WORKSPACE},
+    wire::{self, Job, REPORT_BYTES_MAX, Report, Start},
 };
 
 /// The whole environment of what runs inside.
@@ -66,15 +70,22 @@ pub(super) struct Inside<'a> {
     pub(super) oom_events: Option<File>,
     pub(super) cgroup: Option<String>,
     pub(super) cgroup_missing: Option<String>,
+    /// Made here, for the supervisor.
+    pub(super) listener: Option<TcpListener>,
+    /// Kept here, for the program.
+    pub(super) streams: Option<program::Streams>,
 }
 
 /// Never returns: the rest of the program belongs to the guard.
 pub(super) fn run(mut inside: Inside<'_>) -> ! {
     match wall_in(&mut inside) {
         Ok(layers) => {
-            let ready = Report::Ready(layers);
-            if wire::write(&mut inside.line, &ready, REPORT_BYTES_MAX).is_ok() {
-                serve(inside);
+            if report_ready(&mut inside, layers).is_ok() {
+                match &inside.start.job {
+                    Job::Look => {}
+                    Job::Tools => tools::serve(inside),
+                    Job::Program { argv, directory } => program::run(inside, argv, directory),
+                }
             }
         }
         Err(why) => {
@@ -84,7 +95,18 @@ pub(super) fn run(mut inside: Inside<'_>) -> ! {
     sys::exit_now(1)
 }
 
+/// Also hands out the listener, through which the supervisor can be reached from now on.
+fn report_ready(inside: &mut Inside<'_>, layers: Layers) -> io::Result<()> {
+    wire::write(&mut inside.line, &Report::Ready(layers), REPORT_BYTES_MAX)?;
+    match inside.listener.take() {
+        Some(listener) => pass::send(&inside.line, listener.as_fd()),
+        None => Ok(()),
+    }
+}
+
 fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
+    // What this process was started with would be seen inside.
+    sys::forget_command_line().map_err(|why| format!("cannot forget the command line: {why}"))?;
     wait_for(&inside.go, MAPPED)?;
     let start = inside.start;
     let mut layers = Layers::default();
@@ -96,8 +118,16 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     become_inner_user().map_err(fail("become the inner user"))?;
     sethostname(b"sandbox").map_err(fail("set the host name"))?;
     sys::raise_loopback().map_err(|why| format!("cannot raise the loopback interface: {why}"))?;
-    root::enter(&trees, &start.limits, start.workspace.is_some())?;
+    if start.network == Network::Proxy {
+        let listener = TcpListener::bind(PROXY);
+        let listener = listener.map_err(|why| format!("cannot listen at {PROXY}: {why}"))?;
+        inside.listener = Some(listener);
+    }
+    root::enter(&trees, start)?;
     drop(trees);
+    if let Job::Program { .. } = start.job {
+        inside.streams = Some(program::Streams::take().map_err(fail("keep the standard streams"))?);
+    }
     let nothing = root::nothing().map_err(fail("open /dev/null"))?;
     for replace in
         [rustix::stdio::dup2_stdin, rustix::stdio::dup2_stdout, rustix::stdio::dup2_stderr]
@@ -109,14 +139,26 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     // SAFETY: this process has one thread, and a control group namespace shares no memory.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
         .map_err(fail("make a control group namespace"))?;
-    let home = if start.workspace.is_some() { WORKSPACE } else { "/" };
-    chdir(home).map_err(fail("enter the workspace"))?;
+    chdir(home(start)).map_err(fail("enter the workspace"))?;
     for name in ["user", "mount", "pid", "network", "ipc", "uts", "control group"] {
         layers.active.push(format!("{name} namespace"));
     }
     layers.active.push("fresh root".into());
     lock_down(inside, &mut layers)?;
     Ok(layers)
+}
+
+/// Where work begins.
+fn home(start: &Start) -> &'static str {
+    if start.workspace.is_some() { WORKSPACE } else { "/tmp" }
+}
+
+/// The environment of what runs inside.
+fn environment(start: &Start) -> Vec<(String, String)> {
+    let fixed = ENVIRONMENT.iter().map(|(name, value)| (*name, *value));
+    let given = start.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let all: BTreeMap<&str, &str> = fixed.chain(given).collect();
+    all.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
 fn wait_for(go: &OwnedFd, step: &[u8]) -> Result<(), String> {
@@ -143,7 +185,7 @@ fn lock_down(inside: &Inside<'_>, layers: &mut Layers) -> Result<(), String> {
     // Landlock comes before the filter and after everything that opens or mounts.
     let mut writable: Vec<&Path> = vec![Path::new("/tmp"), Path::new("/dev/shm")];
     writable.extend(inside.start.workspace.as_ref().map(|_| Path::new(WORKSPACE)));
-    let own = mounts.iter().filter(|mount| !mount.read_only);
+    let own = mounts.iter().filter(|mount| mount.access != Access::ReadOnly);
     writable.extend(own.map(|mount| mount.target.as_path()));
     let required = *strictness != Strictness::BestEffort;
     let everything = *strictness == Strictness::Full;
@@ -162,92 +204,4 @@ fn lock_down(inside: &Inside<'_>, layers: &mut Layers) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// The fixed set, and what the specification adds or replaces.
-fn environment(start: &Start) -> Vec<(String, String)> {
-    let given = |name: &str| start.environment.iter().any(|(other, _)| other == name);
-    let fixed = ENVIRONMENT.iter().filter(|(name, _)| !given(name));
-    let fixed = fixed.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    fixed.chain(start.environment.iter().cloned()).collect()
-}
-
-/// Reads orders until the line or the guard ends.
-fn serve(inside: Inside<'_>) {
-    let Inside { mut line, start, guard_alive, oom_events, .. } = inside;
-    if start.workspace.is_none() {
-        return;
-    }
-    let reach = Reach::Namespace { shell: Arc::new(AtomicU32::new(0)) };
-    let memory_bytes = start.limits.memory_bytes;
-    let surroundings = Surroundings {
-        directory: PathBuf::from(WORKSPACE),
-        environment: environment(start),
-        reach: reach.clone(),
-        output_bytes_max: start.limits.output_bytes_max,
-        call_ms_max: start.limits.call_ms_max,
-        oom_kills: oom_events.map(|file| OomKills { file, memory_bytes }),
-    };
-    let Ok(ends) = sys::child_ends() else { return };
-    let Ok(toolset) = Toolset::open(surroundings) else { return };
-    let Ok(answers) = line.try_clone() else { return };
-    let stop = toolset.stop();
-    let (calls, queue) = mpsc::channel();
-    let worker = thread::Builder::new().name("tools".into());
-    if worker.spawn(move || work(toolset, &queue, &Mutex::new(answers))).is_err() {
-        return;
-    }
-    loop {
-        let mut ready = [
-            PollFd::new(&line, PollFlags::IN),
-            PollFd::new(&guard_alive, PollFlags::IN),
-            PollFd::new(&ends, PollFlags::IN),
-        ];
-        match poll(&mut ready, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return,
-        }
-        let [line_ready, guard_ended, child_ended] = ready.map(|fd| !fd.revents().is_empty());
-        if guard_ended {
-            return;
-        }
-        if child_ended {
-            let _ = rustix::io::read(&ends, &mut [0u8; 1_024]);
-            reach.reap();
-        }
-        if line_ready && !obey(&mut line, &calls, &stop) {
-            return;
-        }
-    }
-}
-
-/// Takes one order; false when no more will come.
-fn obey(line: &mut UnixStream, calls: &mpsc::Sender<Call>, stop: &Stop) -> bool {
-    match wire::read(line, wire::ORDER_BYTES_MAX) {
-        Ok(Order::Call(call)) => calls.send(call).is_ok(),
-        Ok(Order::Cancel { call_id }) => {
-            stop.call(&call_id);
-            true
-        }
-        Ok(Order::Start(_)) | Err(_) => false,
-    }
-}
-
-/// Runs the calls one after another.
-fn work(mut toolset: Toolset, queue: &mpsc::Receiver<Call>, answers: &Mutex<UnixStream>) {
-    while let Ok(call) = queue.recv() {
-        // A fault of our own costs one call, not the sandbox.
-        let outcome = catch_unwind(AssertUnwindSafe(|| toolset.run(&call)));
-        let reply = outcome.unwrap_or_else(|_| Reply {
-            call_id: call.call_id.clone(),
-            text: "the tool failed inside; this is a fault of the sandbox".into(),
-            is_error: true,
-            truncated_bytes: 0,
-            timed_out: false,
-        });
-        let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if wire::write(&mut *answers, &Report::Reply(reply), REPORT_BYTES_MAX).is_err() {
-            sys::exit_now(1);
-        }
-    }
 }

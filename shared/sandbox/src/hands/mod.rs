@@ -7,7 +7,7 @@ mod cgroup;
 mod identity;
 mod init;
 mod root;
-mod sys;
+pub(crate) mod sys;
 
 use std::{
     io,
@@ -35,7 +35,7 @@ use self::{
     sys::{Forked, fork_into},
 };
 use crate::{
-    spec::Strictness,
+    spec::{Access, Strictness},
     wire::{self, Order, REPORT_BYTES_MAX, Report, Start},
 };
 
@@ -114,95 +114,116 @@ fn open_line() -> io::Result<(UnixStream, Start)> {
 /// # Errors
 /// One line saying why it does not run, and what to change.
 fn guard(line: &mut UnixStream, start: &Start) -> Result<Ending, String> {
-    let born = Instant::now();
     // Away from the supervisor's terminal and its signals. Fails only for a group leader, which
     // the supervisor does not make of it.
     let _ = setsid();
+    let inner_line = line.try_clone().map_err(|why| format!("cannot keep the line: {why}"))?;
+    launch(start, inner_line, |exit, life_over| Ok(watch(line, exit, life_over)))
+}
+
+/// Builds what belongs to the outside, forks PID 1, lets `watch` wait for its end, and ends it.
+/// `line` becomes PID 1's.
+pub(crate) fn launch(
+    start: &Start,
+    line: UnixStream,
+    watch: impl FnOnce(&OwnedFd, Instant) -> Result<Ending, String>,
+) -> Result<Ending, String> {
+    let born = Instant::now();
     umask(Mode::from_raw_mode(0o022));
     let identity = Identity::choose(start.workspace.as_deref())?;
-    if let Some(workspace) = &start.workspace {
-        identity.take_over(workspace)?;
+    let owned = start.mounts.iter().filter(|mount| mount.access == Access::Owned);
+    for directory in start.workspace.iter().chain(owned.map(|mount| &mount.source)) {
+        identity.take_over(directory)?;
     }
     identity.drop_groups()?;
     let trees = if identity.mounts_outside { root::open_trees(start)? } else { Vec::new() };
-    let (cgroup, why_not) = match Cgroup::create(&start.limits) {
+    let (cgroup, cgroup_missing) = match Cgroup::create(&start.limits) {
         Ok(cgroup) => (Some(cgroup), None),
         Err(why) if start.strictness == Strictness::Full => return Err(why),
         Err(why) => (None, Some(why)),
     };
-    let ending = run(line, start, &identity, trees, cgroup.as_ref(), why_not, born);
+    let life_over = born + Duration::from_millis(start.limits.life_ms_max);
+    let outside = Outside { start, identity, cgroup: cgroup.as_ref(), life_over };
+    let ending = outside.run(line, trees, cgroup_missing, watch);
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
     ending
 }
 
-fn run(
-    line: &mut UnixStream,
-    start: &Start,
-    identity: &Identity,
-    trees: Vec<Tree>,
-    cgroup: Option<&Cgroup>,
-    cgroup_missing: Option<String>,
-    born: Instant,
-) -> Result<Ending, String> {
-    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"));
-    let (go, go_in) = pipe()?;
-    let (guard_alive, guard_alive_in) = pipe()?;
-    let oom_events = cgroup.and_then(Cgroup::oom_events);
-    let namespaces = libc::CLONE_NEWUSER
-        | libc::CLONE_NEWNS
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUTS;
-    let (pid, exit) = match fork_into(namespaces).map_err(|why| identity::explain(&why))? {
-        Forked::Child => {
-            // The guard's ends must not stay open here, or its death would go unseen.
-            drop((go_in, guard_alive_in));
-            let line = line.try_clone().map_err(|why| format!("cannot keep the line: {why}"));
-            match line {
-                Ok(line) => init::run(Inside {
+/// What stays with the guard.
+struct Outside<'a> {
+    start: &'a Start,
+    identity: Identity,
+    cgroup: Option<&'a Cgroup>,
+    life_over: Instant,
+}
+
+impl Outside<'_> {
+    fn run(
+        &self,
+        line: UnixStream,
+        trees: Vec<Tree>,
+        cgroup_missing: Option<String>,
+        watch: impl FnOnce(&OwnedFd, Instant) -> Result<Ending, String>,
+    ) -> Result<Ending, String> {
+        let pipe =
+            || pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"));
+        let (go, go_in) = pipe()?;
+        let (guard_alive, guard_alive_in) = pipe()?;
+        let namespaces = libc::CLONE_NEWUSER
+            | libc::CLONE_NEWNS
+            | libc::CLONE_NEWPID
+            | libc::CLONE_NEWNET
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUTS;
+        let forked = fork_into(namespaces).map_err(|why| identity::explain(&why))?;
+        let (pid, exit) = match forked {
+            Forked::Child => {
+                // The guard's ends must not stay open here, or its death would go unseen.
+                drop((go_in, guard_alive_in));
+                init::run(Inside {
                     line,
-                    start,
+                    start: self.start,
                     trees,
-                    mounts_outside: identity.mounts_outside,
+                    mounts_outside: self.identity.mounts_outside,
                     go,
                     guard_alive,
-                    oom_events,
-                    cgroup: cgroup.map(Cgroup::describe),
+                    oom_events: self.cgroup.and_then(Cgroup::oom_events),
+                    cgroup: self.cgroup.map(Cgroup::describe),
                     cgroup_missing,
-                }),
-                Err(_) => sys::exit_now(1),
+                    listener: None,
+                    streams: None,
+                })
             }
+            Forked::Parent { pid, exit } => (pid, exit),
+        };
+        drop((go, guard_alive, trees, line));
+        let ending = self.set_going(pid, &go_in).and_then(|()| watch(&exit, self.life_over));
+        let killed_for_memory = self.cgroup.is_some_and(Cgroup::killed_any);
+        let status = end(pid, &exit);
+        drop(guard_alive_in);
+        let killed = status == Some(Signal::KILL.as_raw());
+        match ending {
+            Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
+            ending => ending,
         }
-        Forked::Parent { pid, exit } => (pid, exit),
-    };
-    drop((go, guard_alive, trees));
-    let go = |step: &[u8]| match rustix::io::write(&go_in, step) {
-        Ok(_) => Ok(()),
-        Err(why) => Err(format!("cannot start PID 1: {why}")),
-    };
-    // Joining a control group waits for the whole machine once (an RCU grace period): PID 1 builds
-    // its root meanwhile.
-    let ready = identity
-        .map_user(pid)
-        .and_then(|()| go(init::MAPPED))
-        .and_then(|()| cgroup.map_or(Ok(()), |cgroup| cgroup.add(pid)))
-        .and_then(|()| go(init::GROUPED));
-    if let Err(why) = ready {
-        end(pid, &exit);
-        return Err(why);
     }
-    let ending = watch(line, &exit, born + Duration::from_millis(start.limits.life_ms_max));
-    let killed_for_memory = cgroup.is_some_and(Cgroup::killed_any);
-    let status = end(pid, &exit);
-    drop(guard_alive_in);
-    let killed = status == Some(Signal::KILL.as_raw());
-    if ending == Ending::InsideDied && killed && killed_for_memory {
-        return Ok(Ending::OutOfMemory);
+
+    /// Joining a control group waits for the whole machine once (an RCU grace period): PID 1
+    /// builds its root meanwhile.
+    fn set_going(&self, pid: Pid, go_in: &OwnedFd) -> Result<(), String> {
+        let go = |step: &[u8]| match rustix::io::write(go_in, step) {
+            Ok(_) => Ok(()),
+            Err(why) => Err(format!("cannot start PID 1: {why}")),
+        };
+        self.identity.map_user(pid)?;
+        go(init::MAPPED)?;
+        if let Some(cgroup) = self.cgroup {
+            cgroup.add(pid)?;
+        }
+        go(init::GROUPED)
     }
-    Ok(ending)
 }
 
 /// Waits until the supervisor is gone, PID 1 is gone or the time is over.

@@ -3,6 +3,7 @@
 //! workspace. The host's tree is detached once this stands.
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, Write},
     os::fd::{AsFd, OwnedFd},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, symlinkat},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, statat, symlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -21,7 +22,7 @@ use rustix::{
 
 use super::{identity::INNER_ID, sys};
 use crate::{
-    spec::{Limits, WORKSPACE},
+    spec::{Access, Mount, Root, WORKSPACE},
     wire::Start,
 };
 
@@ -48,6 +49,19 @@ const CONFIGURATION: [&str; 9] = [
     "services",
     "ssl/certs",
 ];
+
+/// Files that describe the sandbox itself, made here.
+const OWN_FILES: [&str; 6] = [
+    "etc/passwd",
+    "etc/group",
+    "etc/hosts",
+    "etc/hostname",
+    "etc/nsswitch.conf",
+    "etc/resolv.conf",
+];
+
+/// Entries of a whole system that are made here, never taken from it.
+const OWN: [&str; 6] = ["dev", "proc", "run", "sys", "tmp", "workspace"];
 
 /// Directories of `/etc` that come with a language, whatever its version.
 const LANGUAGES: [&str; 3] = ["java-", "python", "perl"];
@@ -81,6 +95,25 @@ const INODES_MAX: u64 = 65_536;
 /// Takes copies of everything of the host that the sandbox is to see. Done before the user is
 /// changed, since the paths may lead through directories closed to it.
 pub(super) fn open_trees(start: &Start) -> Result<Vec<Tree>, String> {
+    let mut trees = match &start.root {
+        Root::Host => host_trees()?,
+        Root::Directory(root) => image_trees(root, &start.mounts)?,
+    };
+    for name in DEVICES {
+        let path = Path::new("/dev").join(name);
+        trees.push(Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)?);
+    }
+    for mount in &start.mounts {
+        let read_only = if mount.access == Access::ReadOnly { sys::READ_ONLY } else { 0 };
+        trees.push(Tree::open(&mount.source, &mount.target, SAFE | read_only)?);
+    }
+    if let Some(workspace) = &start.workspace {
+        trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
+    }
+    Ok(trees)
+}
+
+fn host_trees() -> Result<Vec<Tree>, String> {
     let mut trees = Vec::new();
     for name in PROGRAMS {
         let path = Path::new("/").join(name);
@@ -91,18 +124,66 @@ pub(super) fn open_trees(start: &Start) -> Result<Vec<Tree>, String> {
     for path in configuration() {
         trees.push(Tree::open(&path, &path, SAFE | sys::READ_ONLY | sys::NO_EXEC)?);
     }
-    for name in DEVICES {
-        let path = Path::new("/dev").join(name);
-        trees.push(Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)?);
-    }
-    for mount in &start.mounts {
-        let read_only = if mount.read_only { sys::READ_ONLY } else { 0 };
-        trees.push(Tree::open(&mount.source, &mount.target, SAFE | read_only)?);
-    }
-    if let Some(workspace) = &start.workspace {
-        trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
+    Ok(trees)
+}
+
+/// Everything at the top of a system's tree that is not made here. Links are made anew, and an
+/// empty directory that mounts go into is too, since nothing can be made in a read-only one.
+fn image_trees(root: &Path, mounts: &[Mount]) -> Result<Vec<Tree>, String> {
+    let mut trees = Vec::new();
+    for name in entries(root)? {
+        let (path, target) = (root.join(&name), Path::new("/").join(&name));
+        let holds_mounts = mounts.iter().any(|mount| mount.target.starts_with(&target));
+        let empty = || fs::read_dir(&path).is_ok_and(|mut found| found.next().is_none());
+        let kind = fs::symlink_metadata(&path).map(|found| found.file_type());
+        let taken = kind.is_ok_and(|kind| kind.is_dir() || kind.is_file());
+        if taken && !(holds_mounts && empty()) {
+            trees.push(Tree::open(&path, &target, SAFE | sys::READ_ONLY)?);
+        }
     }
     Ok(trees)
+}
+
+/// The links of the new root, by where they stand in it and where they lead.
+fn links(root: &Root) -> Result<Vec<(PathBuf, PathBuf)>, String> {
+    let mut links = Vec::new();
+    let mut copy = |path: PathBuf, inner: PathBuf| {
+        if let Ok(target) = fs::read_link(path) {
+            links.push((inner, target));
+        }
+    };
+    match root {
+        Root::Host => {
+            let (top, etc) = (Path::new("/"), Path::new("etc"));
+            PROGRAMS.iter().for_each(|name| copy(top.join(name), name.into()));
+            CONFIGURATION.iter().for_each(|name| copy(top.join(etc).join(name), etc.join(name)));
+            for (inner, target) in
+                [("etc/mtab", "/proc/self/mounts"), ("var/tmp", "/tmp"), ("var/run", "/run")]
+            {
+                links.push((inner.into(), target.into()));
+            }
+        }
+        Root::Directory(root) => {
+            for name in entries(root)? {
+                copy(root.join(&name), name.into());
+            }
+        }
+    }
+    Ok(links)
+}
+
+/// The names at the top of a system's tree, but for those made here.
+fn entries(root: &Path) -> Result<Vec<OsString>, String> {
+    let failed = |why| format!("cannot read the root directory {}: {why}", root.display());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if !OWN.iter().any(|own| name == *own) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 fn configuration() -> Vec<PathBuf> {
@@ -141,20 +222,28 @@ fn clone_tree(directory: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Resul
 
 /// Builds the new root from `trees` and makes it the only one. Called by PID 1 in its own mount
 /// namespace, as the inner user.
-pub(super) fn enter(trees: &[Tree], limits: &Limits, has_workspace: bool) -> Result<(), String> {
+pub(super) fn enter(trees: &[Tree], start: &Start) -> Result<(), String> {
     sys::make_all_mounts_private().map_err(|why| format!("cannot separate mounts: {why}"))?;
-    let base = tmpfs(1 << 20, 4_096, "755").map_err(|why| format!("cannot make a root: {why}"))?;
+    let base = tmpfs(4 << 20, 4_096, "755").map_err(|why| format!("cannot make a root: {why}"))?;
+    let links = links(&start.root)?;
     let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // Any directory will do to hold the new root until it is the root; this one is on every host.
+    // What lies in it cannot be seen from here on.
     move_mount(&base, "", CWD, "/tmp", attach)
         .map_err(|why| format!("cannot attach the new root: {why}"))?;
     let new = Skeleton { base };
-    new.furnish(limits, has_workspace).map_err(|why| format!("cannot fill the new root: {why}"))?;
+    new.furnish(start, &links).map_err(|why| format!("cannot fill the new root: {why}"))?;
+    new.files().map_err(|why| format!("cannot fill /etc: {why}"))?;
+    let covers = match start.root {
+        Root::Host => Vec::new(),
+        Root::Directory(_) => new.covers().map_err(|why| format!("cannot copy /etc: {why}"))?,
+    };
     for tree in trees {
         new.attach(tree).map_err(|why| {
             format!("cannot mount {} in the sandbox: {why}", tree.target.display())
         })?;
     }
+    new.cover_files(&covers).map_err(|why| format!("cannot cover files of /etc: {why}"))?;
     new.proc()?;
     let swap = fchdir(&new.base)
         .and_then(|()| pivot_root(".", "."))
@@ -171,35 +260,32 @@ struct Skeleton {
 }
 
 impl Skeleton {
-    fn furnish(&self, limits: &Limits, has_workspace: bool) -> io::Result<()> {
-        for name in ["dev", "dev/shm", "etc", "proc", "run", "tmp", "var"] {
+    fn furnish(&self, start: &Start, links: &[(PathBuf, PathBuf)]) -> io::Result<()> {
+        for name in ["dev", "dev/shm", "etc", "proc", "run", "tmp"] {
             self.directory(Path::new(name))?;
         }
-        if has_workspace {
+        if start.root == Root::Host {
+            self.directory(Path::new("var"))?;
+        }
+        if start.workspace.is_some() {
             self.directory(Path::new(WORKSPACE))?;
         }
-        for name in PROGRAMS {
-            self.copy_link(&Path::new("/").join(name))?;
-        }
-        for name in CONFIGURATION {
-            self.copy_link(&Path::new("/etc").join(name))?;
+        for (inner, target) in links {
+            symlinkat(target, &self.base, inner)?;
         }
         for (name, target) in [
             ("dev/fd", "/proc/self/fd"),
             ("dev/stdin", "/proc/self/fd/0"),
             ("dev/stdout", "/proc/self/fd/1"),
             ("dev/stderr", "/proc/self/fd/2"),
-            ("etc/mtab", "/proc/self/mounts"),
-            ("var/tmp", "/tmp"),
-            ("var/run", "/run"),
         ] {
             symlinkat(target, &self.base, name)?;
         }
-        self.files()?;
-        self.tmpfs("tmp", limits.tmp_bytes)?;
-        self.tmpfs("dev/shm", limits.tmp_bytes / 4)
+        self.tmpfs("tmp", start.limits.tmp_bytes)?;
+        self.tmpfs("dev/shm", start.limits.tmp_bytes / 4)
     }
 
+    /// Files that describe the sandbox itself.
     fn files(&self) -> io::Result<()> {
         let passwd = format!(
             "root:x:0:0:root:/:/usr/sbin/nologin\n\
@@ -207,15 +293,36 @@ impl Skeleton {
              nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
         );
         let group = format!("root:x:0:\nagent:x:{INNER_ID}:\nnogroup:x:65534:\n");
-        for (name, content) in [
-            ("etc/passwd", passwd.as_str()),
-            ("etc/group", &group),
-            ("etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
-            ("etc/hostname", "sandbox\n"),
-            ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
-            ("etc/resolv.conf", "# There is no network here.\n"),
-        ] {
+        for (name, content) in OWN_FILES.into_iter().zip([
+            passwd.as_str(),
+            &group,
+            "127.0.0.1 localhost sandbox\n::1 localhost\n",
+            "sandbox\n",
+            "passwd: files\ngroup: files\nhosts: files\n",
+            "# Names are resolved by the proxy, where there is one.\n",
+        ]) {
             self.file(Path::new(name))?.write_all(content.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// These files as mounts, which can cover an image's.
+    fn covers(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
+        let mut covers = Vec::new();
+        for name in OWN_FILES {
+            let file = clone_tree(&self.base, name)?;
+            sys::set_mount(&file, SAFE | sys::READ_ONLY | sys::NO_EXEC, false)?;
+            covers.push((name, file));
+        }
+        Ok(covers)
+    }
+
+    fn cover_files(&self, covers: &[(&'static str, OwnedFd)]) -> io::Result<()> {
+        for (name, file) in covers {
+            match self.put(file, Path::new(name)) {
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+                outcome => outcome?,
+            }
         }
         Ok(())
     }
@@ -236,12 +343,16 @@ impl Skeleton {
         let cover = || -> io::Result<()> {
             self.put(&proc, Path::new("proc"))?;
             for name in HIDDEN_FILES {
-                self.cover(&clone_tree(&self.base, "dev/null")?, name)?;
+                if is_open(&proc, name) {
+                    self.cover(&clone_tree(&self.base, "dev/null")?, name)?;
+                }
             }
             for name in HIDDEN_DIRECTORIES {
-                let empty = clone_tree(&self.base, "run")?;
-                sys::set_mount(&empty, SAFE | sys::READ_ONLY, false)?;
-                self.cover(&empty, name)?;
+                if is_open(&proc, name) {
+                    let empty = clone_tree(&self.base, "run")?;
+                    sys::set_mount(&empty, SAFE | sys::READ_ONLY, false)?;
+                    self.cover(&empty, name)?;
+                }
             }
             // /proc/sys needs no cover: its files belong to the host's root, who is nobody here.
             Ok(())
@@ -292,18 +403,17 @@ impl Skeleton {
         Ok(self.open(path, flags, Mode::from_raw_mode(0o644))?.into())
     }
 
-    /// Makes a link that the host has at `path`.
-    fn copy_link(&self, path: &Path) -> io::Result<()> {
-        let Ok(target) = fs::read_link(path) else { return Ok(()) };
-        let inner = path.strip_prefix("/").unwrap_or(path);
-        Ok(symlinkat(&target, &self.base, inner)?)
-    }
-
     /// Opens within the new root only: absolute links lead to its own top.
     fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         openat2(&self.base, path, flags | OFlags::CLOEXEC, mode, resolve)
     }
+}
+
+/// Whether everybody may look into an entry of `/proc`. What only the host's root may see needs no
+/// cover: nobody is that inside.
+fn is_open(proc: &OwnedFd, name: &str) -> bool {
+    statat(proc, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| found.st_mode & 0o007 != 0)
 }
 
 fn tmpfs(bytes: u64, inodes: u64, mode: &str) -> rustix::io::Result<OwnedFd> {

@@ -115,15 +115,71 @@ pub(super) fn close_leaked_descriptors() -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Lets no program that is started from here on have a descriptor beyond the standard three.
+pub(crate) fn keep_descriptors_here() -> io::Result<()> {
+    let (first, last, flags) = (3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    // SAFETY: it changes a flag of descriptors and touches no memory.
+    let outcome = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Overwrites this process's arguments and environment with zeroes, where `/proc/PID/cmdline` and
+/// `/proc/PID/environ` show them. The strings that the standard library hands out are empty then.
+pub(super) fn forget_command_line() -> io::Result<()> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The command's name may hold anything; the fields behind its last parenthesis are fixed, and
+    // the last ones are arg_start, arg_end, env_start, env_end, exit_code (`proc_pid_stat(5)`).
+    let fields: Vec<u64> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .rev()
+        .skip(1)
+        .take(4)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    let [env_end, env_start, arg_end, arg_start] = fields[..] else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "/proc/self/stat is too short"));
+    };
+    // The kernel writes here as the process itself could, so this needs no unsafe block.
+    let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem")?;
+    for (from, to) in [(arg_start, arg_end), (env_start, env_end)] {
+        let length = usize::try_from(to.saturating_sub(from)).map_err(io::Error::other)?;
+        std::os::unix::fs::FileExt::write_all_at(&memory, &vec![0; length], from)?;
+    }
+    Ok(())
+}
+
 /// A descriptor that is readable when a child has ended. The signal itself is blocked, here and in
 /// threads started later.
 pub(super) fn child_ends() -> io::Result<OwnedFd> {
+    await_signals(&[libc::SIGCHLD])
+}
+
+/// A descriptor that is readable when this process is told to end, which it then has to do itself.
+pub(crate) fn asked_to_end() -> io::Result<OwnedFd> {
+    await_signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
+}
+
+/// Takes one signal from such a descriptor.
+pub(crate) fn signal_of(asked: &OwnedFd) -> Option<i32> {
+    let mut came = [0u8; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(asked, &mut came).ok()?;
+    // ssi_signo is the first field.
+    let number = came.first_chunk::<4>().filter(|_| read == came.len())?;
+    i32::try_from(u32::from_ne_bytes(*number)).ok()
+}
+
+fn await_signals(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     // SAFETY: `set` is plain memory that sigemptyset initialises before use; the calls read it and
     // keep no pointer. The descriptor is new and owned by nobody else.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
         if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
             return Err(io::Error::last_os_error());
         }
