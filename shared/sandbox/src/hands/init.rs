@@ -27,7 +27,7 @@ use rustix::{
 
 use super::{
     identity::INNER_ID,
-    root::{self, Tree},
+    root::{self, Layout},
     sys,
 };
 use crate::{
@@ -60,8 +60,8 @@ pub(super) const GROUPED: &[u8] = b"g";
 pub(super) struct Inside<'a> {
     pub(super) line: UnixStream,
     pub(super) start: &'a Start,
-    /// Copies of the host's mounts, when the guard could take them.
-    pub(super) trees: Vec<Tree>,
+    /// What is seen of the host, when the guard could take it; empty otherwise.
+    pub(super) layout: Layout,
     pub(super) mounts_outside: bool,
     /// [`MAPPED`] comes when the user is mapped, [`GROUPED`] when the control group is joined.
     pub(super) go: OwnedFd,
@@ -111,9 +111,9 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     let start = inside.start;
     let mut layers = Layers::default();
     let fail = |what: &'static str| move |why: Errno| format!("cannot {what}: {why}");
-    let trees = match inside.mounts_outside {
-        true => std::mem::take(&mut inside.trees),
-        false => root::open_trees(start)?,
+    let layout = match inside.mounts_outside {
+        true => std::mem::take(&mut inside.layout),
+        false => root::take(start)?,
     };
     become_inner_user().map_err(fail("become the inner user"))?;
     sethostname(b"sandbox").map_err(fail("set the host name"))?;
@@ -123,8 +123,8 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
         let listener = listener.map_err(|why| format!("cannot listen at {PROXY}: {why}"))?;
         inside.listener = Some(listener);
     }
-    root::enter(&trees, start)?;
-    drop(trees);
+    root::enter(&layout, start)?;
+    drop(layout);
     if let Job::Program { .. } = start.job {
         inside.streams = Some(program::Streams::take().map_err(fail("keep the standard streams"))?);
     }

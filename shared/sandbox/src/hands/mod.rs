@@ -31,7 +31,7 @@ use self::{
     cgroup::Cgroup,
     identity::Identity,
     init::Inside,
-    root::Tree,
+    root::Layout,
     sys::{Forked, fork_into},
 };
 use crate::{
@@ -136,7 +136,7 @@ pub(crate) fn launch(
         identity.take_over(directory)?;
     }
     identity.drop_groups()?;
-    let trees = if identity.mounts_outside { root::open_trees(start)? } else { Vec::new() };
+    let layout = if identity.mounts_outside { root::take(start)? } else { Layout::default() };
     let (cgroup, cgroup_missing) = match Cgroup::create(&start.limits) {
         Ok(cgroup) => (Some(cgroup), None),
         Err(why) if start.strictness == Strictness::Full => return Err(why),
@@ -144,7 +144,7 @@ pub(crate) fn launch(
     };
     let life_over = born + Duration::from_millis(start.limits.life_ms_max);
     let outside = Outside { start, identity, cgroup: cgroup.as_ref(), life_over };
-    let ending = outside.run(line, trees, cgroup_missing, watch);
+    let ending = outside.run(line, layout, cgroup_missing, watch);
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
@@ -163,7 +163,7 @@ impl Outside<'_> {
     fn run(
         &self,
         line: UnixStream,
-        trees: Vec<Tree>,
+        layout: Layout,
         cgroup_missing: Option<String>,
         watch: impl FnOnce(&OwnedFd, Instant) -> Result<Ending, String>,
     ) -> Result<Ending, String> {
@@ -185,7 +185,7 @@ impl Outside<'_> {
                 init::run(Inside {
                     line,
                     start: self.start,
-                    trees,
+                    layout,
                     mounts_outside: self.identity.mounts_outside,
                     go,
                     guard_alive,
@@ -198,7 +198,7 @@ impl Outside<'_> {
             }
             Forked::Parent { pid, exit } => (pid, exit),
         };
-        drop((go, guard_alive, trees, line));
+        drop((go, guard_alive, layout, line));
         let ending = self.set_going(pid, &go_in).and_then(|()| watch(&exit, self.life_over));
         let killed_for_memory = self.cgroup.is_some_and(Cgroup::killed_any);
         let status = end(pid, &exit);
@@ -214,7 +214,8 @@ impl Outside<'_> {
     /// builds its root meanwhile.
     fn set_going(&self, pid: Pid, go_in: &OwnedFd) -> Result<(), String> {
         let go = |step: &[u8]| match rustix::io::write(go_in, step) {
-            Ok(_) => Ok(()),
+            // Without a reader PID 1 has ended, and has said why.
+            Ok(_) | Err(Errno::PIPE) => Ok(()),
             Err(why) => Err(format!("cannot start PID 1: {why}")),
         };
         self.identity.map_user(pid)?;

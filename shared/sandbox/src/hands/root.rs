@@ -33,6 +33,14 @@ pub(super) struct Tree {
     directory: bool,
 }
 
+/// What the sandbox sees, taken from the host and not yet put together.
+#[derive(Default)]
+pub(super) struct Layout {
+    trees: Vec<Tree>,
+    /// By where they stand in the new root and where they lead.
+    links: Vec<(PathBuf, PathBuf)>,
+}
+
 /// Directories of programs and libraries. On most hosts all but the first are links into it.
 const PROGRAMS: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
@@ -94,7 +102,7 @@ const INODES_MAX: u64 = 65_536;
 
 /// Takes copies of everything of the host that the sandbox is to see. Done before the user is
 /// changed, since the paths may lead through directories closed to it.
-pub(super) fn open_trees(start: &Start) -> Result<Vec<Tree>, String> {
+pub(super) fn take(start: &Start) -> Result<Layout, String> {
     let mut trees = match &start.root {
         Root::Host => host_trees()?,
         Root::Directory(root) => image_trees(root, &start.mounts)?,
@@ -110,7 +118,7 @@ pub(super) fn open_trees(start: &Start) -> Result<Vec<Tree>, String> {
     if let Some(workspace) = &start.workspace {
         trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
     }
-    Ok(trees)
+    Ok(Layout { trees, links: links(&start.root)? })
 }
 
 fn host_trees() -> Result<Vec<Tree>, String> {
@@ -220,25 +228,24 @@ fn clone_tree(directory: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Resul
     open_tree(directory, path.as_ref(), flags)
 }
 
-/// Builds the new root from `trees` and makes it the only one. Called by PID 1 in its own mount
+/// Builds the new root from `layout` and makes it the only one. Called by PID 1 in its own mount
 /// namespace, as the inner user.
-pub(super) fn enter(trees: &[Tree], start: &Start) -> Result<(), String> {
+pub(super) fn enter(layout: &Layout, start: &Start) -> Result<(), String> {
     sys::make_all_mounts_private().map_err(|why| format!("cannot separate mounts: {why}"))?;
     let base = tmpfs(4 << 20, 4_096, "755").map_err(|why| format!("cannot make a root: {why}"))?;
-    let links = links(&start.root)?;
     let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // Any directory will do to hold the new root until it is the root; this one is on every host.
     // What lies in it cannot be seen from here on.
     move_mount(&base, "", CWD, "/tmp", attach)
         .map_err(|why| format!("cannot attach the new root: {why}"))?;
     let new = Skeleton { base };
-    new.furnish(start, &links).map_err(|why| format!("cannot fill the new root: {why}"))?;
+    new.furnish(start, &layout.links).map_err(|why| format!("cannot fill the new root: {why}"))?;
     new.files().map_err(|why| format!("cannot fill /etc: {why}"))?;
     let covers = match start.root {
         Root::Host => Vec::new(),
         Root::Directory(_) => new.covers().map_err(|why| format!("cannot copy /etc: {why}"))?,
     };
-    for tree in trees {
+    for tree in &layout.trees {
         new.attach(tree).map_err(|why| {
             format!("cannot mount {} in the sandbox: {why}", tree.target.display())
         })?;
