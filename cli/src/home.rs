@@ -122,7 +122,7 @@ impl Home {
             documents: self.local.documents.clone(),
             blobs: self.local.blobs.clone(),
             upload_bytes_max: UPLOAD_BYTES_MAX,
-            hands: HandsFeatures { files: true, skills: true, packages, networking: false },
+            hands: HandsFeatures { files: true, skills: true, packages, networking: true },
             stream_max_ms: None,
         }
     }

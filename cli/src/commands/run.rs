@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The agent works on a copy of --workspace, in a sandbox without network. What it changed is shown as
+The agent works on a copy of --workspace, in a sandbox without network but for --allow-host. What it changed is shown as
 a diff at the end; it is applied if you say yes, or with --apply. Files that you changed meanwhile
 are never overwritten. `.git` folders are not copied.
 
@@ -54,6 +54,10 @@ pub(crate) struct Args {
     /// JSON file with the agent's fields, as in the API (name, model, system, tools)
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     agent: Option<PathBuf>,
+
+    /// Let the sandbox reach this host (*.example.com: all names below it); it has no network otherwise
+    #[arg(long = "allow-host", value_name = "HOST[:PORT]", conflicts_with = "resume")]
+    allowed: Vec<String>,
 
     /// Go on with this session; without TASK, finish its turn and show what it changed
     #[arg(long, value_name = "SESSION")]
@@ -141,7 +145,7 @@ async fn create(api: &Api, agent: &Value, args: &Args) -> anyhow::Result<String>
         Some(file) => format!("{} is not an agent", file.display()),
         None => "cannot make the agent".to_owned(),
     })?;
-    let environment = api.post("/v1/environments", &json!({ "name": "run" })).await?;
+    let environment = api.post("/v1/environments", &environment(&args.allowed)).await?;
     let (agent, environment) = (id_of(&made)?, id_of(&environment)?);
     let title: String = args.task.as_deref().unwrap_or_default().chars().take(100).collect();
     let session = json!({ "agent": agent, "environment_id": environment, "title": title });
@@ -149,6 +153,12 @@ async fn create(api: &Api, agent: &Value, args: &Args) -> anyhow::Result<String>
     api.post(&format!("/v1/agents/{agent}/archive"), &json!({})).await?;
     api.post(&format!("/v1/environments/{environment}/archive"), &json!({})).await?;
     Ok(id_of(&session)?.to_owned())
+}
+
+/// Closed unless somebody opened it.
+fn environment(allowed: &[String]) -> Value {
+    let networking = json!({ "type": "limited", "allowed_hosts": allowed });
+    json!({ "name": "run", "config": { "type": "cloud", "networking": networking } })
 }
 
 fn id_of(made: &Value) -> anyhow::Result<&str> {

@@ -15,7 +15,8 @@ use thiserror::Error;
 use tokio::{net::TcpListener, task::JoinHandle};
 
 /// The store's names of secrets that rules may use begin so: a rule can name no other secret, such
-/// as the key of a model provider.
+/// as the key of a model provider. With `_hosts` behind the name the store may hold a list of hosts,
+/// with commas between them, that the secret is for, whatever rules say.
 const SECRET_PREFIX: &str = "egress_";
 
 #[derive(Debug, Error)]
@@ -96,7 +97,17 @@ async fn values(
         let found = secrets.get(&format!("{SECRET_PREFIX}{name}")).await;
         let found = found.map_err(|source| WayOutError::Secret { name: name.clone(), source })?;
         if let Some(value) = found {
-            values.insert(name.clone(), Secret::new(value));
+            let hosts = secrets.get(&format!("{SECRET_PREFIX}{name}_hosts")).await;
+            let hosts =
+                hosts.map_err(|source| WayOutError::Secret { name: name.clone(), source })?;
+            let secret = Secret::new(value);
+            values.insert(
+                name.clone(),
+                match &hosts {
+                    Some(hosts) => secret.bound_to(hosts.split(',').map(str::trim)),
+                    None => secret,
+                },
+            );
         }
     }
     Ok(values)
