@@ -14,7 +14,7 @@ TAILSTEP := target/debug/tailstep
 
 .PHONY: help
 help: ## List the commands
-	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 .PHONY: setup
@@ -66,6 +66,10 @@ crash: ## Kill a working server fifty times, at random moments
 conformance: setup programs ## Drive the API with the official Python and JavaScript clients and workers
 	sh tests/e2e/sdk/conformance.sh $(TAILSTEP)
 
+.PHONY: probes
+probes: programs ## Attack the sandbox with the probes in TAILSTEP_PROBES
+	sh tests/e2e/probes.sh $(TAILSTEP)
+
 .PHONY: wire
 wire: ## Deploy the Lambda form to an emulator, and make it work
 	python3 tests/wire/rig.py all
@@ -77,3 +81,8 @@ template: ## Validate the deployment's template, and test what it must keep
 .PHONY: bench
 bench: ## Measure what a step costs
 	cargo run --profile fast -p tests-bench
+
+.PHONY: bench-sandbox
+bench-sandbox: ## Measure what a sandbox costs against a plain process
+	cargo build --profile fast -p tailstep -p tailstep-sandbox --bins
+	cargo run --profile fast -p tailstep-sandbox --example spawn_cost -- target/fast/tailstep
