@@ -156,6 +156,9 @@ pub struct HandsReport {
     /// Further decisions that are not listed.
     #[serde(skip_serializing_if = "is_zero")]
     pub egress_dropped: u64,
+    /// Walls of the sandbox that did not stand during this call, by name; empty when all did.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub walls_missing: Vec<String>,
     /// The manifest of all outputs as they are after this call; absent when they did not change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outputs: Option<BlobRef>,

@@ -229,6 +229,7 @@ impl Hands for LocalHands {
                 let text = if new { format!("{NEW_SANDBOX}{}", reply.text) } else { reply.text };
                 let mut reply =
                     ToolReply { text, is_error: reply.is_error, ..ToolReply::default() };
+                reply.report.walls_missing = live.sandbox.layers().missing_names();
                 if let Some(way_out) = &live.way_out {
                     way_out.report(&mut reply.report);
                 }

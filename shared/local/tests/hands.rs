@@ -139,6 +139,12 @@ async fn a_session_keeps_its_shell_and_has_it_alone() {
     let data = tempfile::tempdir().unwrap();
     let hands = hands(data.path(), |_| {});
     assert_eq!(hands.live(), 0, "nothing is made before it is needed");
+    let walls = LocalHands::check_host(Some(Path::new("/no/such/helper"))).await;
+    assert!(walls.is_err_and(|why| why.contains("/no/such/helper")));
+    let report = bash(&hands, "a", 9, "true").await.unwrap().report;
+    let group = fs::read_to_string("/proc/self/status").unwrap().contains("Uid:\t0");
+    let expected: &[&str] = if group { &[] } else { &["control group"] };
+    assert_eq!(report.walls_missing, expected, "what does not stand is said with each result");
     text(&hands, "a", 1, "x=mine; echo hello > a.txt").await;
     assert_eq!(text(&hands, "a", 2, "echo $x").await.trim(), "mine");
     assert_eq!(text(&hands, "b", 2, "echo ${x:-none}; ls").await.trim(), "none");

@@ -198,3 +198,11 @@ pub struct Layers {
     /// One line each: the layer, why it is missing, what to change.
     pub missing: Vec<String>,
 }
+
+impl Layers {
+    /// The missing layers without their reasons, which tell of the host.
+    pub fn missing_names(&self) -> Vec<String> {
+        let name = |line: &String| line.split(':').next().unwrap_or_default().to_owned();
+        self.missing.iter().map(name).collect()
+    }
+}

@@ -65,6 +65,8 @@ pub(super) enum Body {
         x_egress: Vec<Egress>,
         #[serde(skip_serializing_if = "Option::is_none")]
         x_egress_dropped: Option<u64>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        x_walls_missing: Vec<String>,
     },
     UserToolResult {
         tool_use_id: String,

@@ -218,7 +218,8 @@ impl View {
     }
 
     fn tool_finished(&self, finished: ToolFinished, out: &mut Out) {
-        let HandsReport { egress, egress_dropped, outputs: _ } = finished.result.report;
+        let HandsReport { egress, egress_dropped, walls_missing, outputs: _ } =
+            finished.result.report;
         let body = Body::ToolResult {
             tool_use_id: finished.call.event_id(&self.session),
             content: finished.result.content,
@@ -231,6 +232,7 @@ impl View {
             },
             x_egress: egress.into_iter().map(Egress::from).collect(),
             x_egress_dropped: Some(egress_dropped).filter(|dropped| *dropped > 0),
+            x_walls_missing: walls_missing,
         };
         out.push(out.at, "agent.tool_result", body);
     }
