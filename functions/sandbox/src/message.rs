@@ -17,7 +17,7 @@ pub(crate) struct Order {
     pub(crate) workspace: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Answer {
     pub(crate) v: u32,
     pub(crate) reply: Reply,

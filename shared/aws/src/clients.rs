@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::bounded::Bounded;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_smithy_http_client::{
@@ -20,19 +21,21 @@ use aws_smithy_types::{retry::RetryConfig, timeout::TimeoutConfig};
 
 /// Amazon's own roots, which all AWS endpoints chain to. Reading the machine's whole certificate
 /// store instead costs about 5 ms of CPU in every cold start.
-const AMAZON_ROOTS: &[u8] = include_bytes!("amazon-roots.pem");
+pub(crate) const AMAZON_ROOTS: &[u8] = include_bytes!("amazon-roots.pem");
 /// Endpoints close a connection after 20 s without a request; ours go first, so that no request is
 /// sent into a connection that is being closed.
 const POOL_IDLE: Duration = Duration::from_secs(15);
 /// A connection inside a region takes a few milliseconds.
 const CONNECT: Duration = Duration::from_secs(2);
 /// Well above DynamoDB's slowest ordinary answer; a longer silence is a dead connection.
-const ATTEMPT: Duration = Duration::from_secs(5);
+pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
 /// One call with all its attempts. A third of a lease, so that a holder whose store hangs still
 /// notices before its lease is gone.
-const OPERATION: Duration = Duration::from_secs(15);
+pub(crate) const OPERATION: Duration = Duration::from_secs(15);
 /// First try included. Three repeats outlast a partition split or a throttled second.
 const ATTEMPTS_MAX: u32 = 4;
+/// What Lambda lets a function answer is 6 MB; whatever is longer is not Lambda's.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// For blobs, which may be tens of megabytes.
 const BLOB_ATTEMPT: Duration = Duration::from_secs(60);
 const BLOB_OPERATION: Duration = Duration::from_secs(180);
@@ -46,6 +49,7 @@ pub struct Clients {
     pub secrets: aws_sdk_secretsmanager::Client,
     pub scheduler: aws_sdk_scheduler::Client,
     pub lambda: aws_sdk_lambda::Client,
+    pub microvms: aws_sdk_lambdamicrovms::Client,
 }
 
 impl Clients {
@@ -68,12 +72,7 @@ impl Clients {
             // An emulator and some S3-compatible stores have no host name for each bucket.
             .force_path_style(std::env::var_os("AWS_ENDPOINT_URL").is_some())
             .build();
-        // A tool call that may have run must not run again by itself, and it takes as long as it
-        // takes: the hands set their own deadline.
-        let lambda = aws_sdk_lambda::config::Builder::from(config)
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(TimeoutConfig::builder().connect_timeout(CONNECT).build())
-            .build();
+        let lambda = with_call_settings(config.into()).build();
         Self {
             dynamodb: aws_sdk_dynamodb::Client::from_conf(dynamodb),
             sqs: aws_sdk_sqs::Client::new(config),
@@ -81,6 +80,7 @@ impl Clients {
             secrets: aws_sdk_secretsmanager::Client::new(config),
             scheduler: aws_sdk_scheduler::Client::new(config),
             lambda: aws_sdk_lambda::Client::from_conf(lambda),
+            microvms: aws_sdk_lambdamicrovms::Client::new(config),
         }
     }
 }
@@ -90,6 +90,20 @@ pub fn dynamodb_config() -> aws_sdk_dynamodb::config::Builder {
     with_dynamodb_retries(aws_sdk_dynamodb::Config::builder().retry_config(retries()))
 }
 
+/// The settings of the sandbox function's client that do not come from the environment.
+pub fn lambda_config() -> aws_sdk_lambda::config::Builder {
+    with_call_settings(aws_sdk_lambda::Config::builder())
+}
+
+/// A tool call that may have run must not run again by itself, and it takes as long as it takes: the
+/// hands set their own deadline, and repeat what was refused.
+fn with_call_settings(builder: aws_sdk_lambda::config::Builder) -> aws_sdk_lambda::config::Builder {
+    builder
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::builder().connect_timeout(CONNECT).build())
+        .interceptor(Bounded { bytes_max: ANSWER_BYTES_MAX })
+}
+
 fn with_dynamodb_retries(
     builder: aws_sdk_dynamodb::config::Builder,
 ) -> aws_sdk_dynamodb::config::Builder {
@@ -97,14 +111,14 @@ fn with_dynamodb_retries(
 }
 
 /// The retry settings of every client but Lambda's: exponential waits with jitter from 50 ms.
-fn retries() -> RetryConfig {
+pub(crate) fn retries() -> RetryConfig {
     RetryConfig::standard()
         .with_max_attempts(ATTEMPTS_MAX)
         .with_initial_backoff(Duration::from_millis(50))
         .with_max_backoff(Duration::from_secs(2))
 }
 
-fn timeouts(attempt: Duration, operation: Duration) -> TimeoutConfig {
+pub(crate) fn timeouts(attempt: Duration, operation: Duration) -> TimeoutConfig {
     TimeoutConfig::builder()
         .connect_timeout(CONNECT)
         .operation_attempt_timeout(attempt)

@@ -34,6 +34,14 @@ pub struct WakeConfig {
 pub struct HandsConfig {
     /// Name or ARN of the sandbox function.
     pub function: String,
+    /// What an invocation may take beyond its tool's own limit: a cold start, unpacking and packing.
+    pub overhead_ms: u64,
+}
+
+impl HandsConfig {
+    pub fn new(function: impl Into<String>) -> Self {
+        Self { function: function.into(), overhead_ms: 30_000 }
+    }
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -98,7 +106,7 @@ impl Config {
     /// [`ConfigError::Missing`].
     pub fn hands(&self) -> Result<HandsConfig, ConfigError> {
         let missing = ConfigError::Missing { name: "TAILSTEP_SANDBOX_FUNCTION" };
-        self.sandbox_function.clone().map(|function| HandsConfig { function }).ok_or(missing)
+        self.sandbox_function.as_deref().map(HandsConfig::new).ok_or(missing)
     }
 }
 

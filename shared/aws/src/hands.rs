@@ -19,12 +19,14 @@ use aws_sdk_lambda::{
     operation::invoke::{InvokeError, InvokeOutput},
     primitives::Blob,
 };
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_types::timeout::TimeoutConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tailstep_core::ids::{BlobRef, SessionKey, sha256_hex};
 use tailstep_runtime::ports::{Blobs, BlobsError, Hands, HandsError, ToolOrder, ToolReply};
+use tokio::time::sleep;
 
 use crate::{config::HandsConfig, trouble::Trouble, trouble::sort};
 
@@ -32,19 +34,22 @@ use crate::{config::HandsConfig, trouble::Trouble, trouble::sort};
 const ARCHIVE_BYTES_MAX: usize = 4_000_000;
 /// Format of the messages.
 const FORMAT: u32 = 1;
-/// What an invocation may take beyond its tool's own limit: a cold start, unpacking and packing.
-const OVERHEAD_MS: u64 = 30_000;
+/// Requests for one call, the first included: Lambda refuses at its limit of concurrent invocations,
+/// and an invocation ends somewhere every few seconds.
+const ATTEMPTS_MAX: u32 = 4;
+/// Longest wait before a repeat, whatever Lambda asks for: the step's own time runs.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct LambdaHands {
     lambda: Client,
-    function: String,
+    config: HandsConfig,
     blobs: Arc<dyn Blobs>,
 }
 
 impl LambdaHands {
     pub fn new(lambda: Client, config: HandsConfig, blobs: Arc<dyn Blobs>) -> Self {
-        Self { lambda, function: config.function, blobs }
+        Self { lambda, config, blobs }
     }
 }
 
@@ -140,23 +145,44 @@ impl LambdaHands {
             input: order.input.as_str(),
             timeout_ms: order.timeout_ms,
         };
-        let sandbox = sandbox_id(&order.key);
+        let sandbox = sandbox_name(&order.key);
         let message = Order { v: FORMAT, sandbox: sandbox.clone(), call, workspace };
         let payload = serde_json::to_vec(&message)
             .map_err(|error| HandsError::Unavailable { what: error.to_string() })?;
-        let limit = Duration::from_millis(order.timeout_ms.saturating_add(OVERHEAD_MS));
+        let limit = Duration::from_millis(order.timeout_ms.saturating_add(self.config.overhead_ms));
+        for attempt in 1.. {
+            let error = match self.send(&sandbox, &payload, limit).await {
+                Ok(output) => return read(&output),
+                Err(error) => error,
+            };
+            // At its limit Lambda refuses before anything runs, so that a repeat is safe.
+            match error.as_service_error() {
+                Some(InvokeError::TooManyRequestsException(busy)) if attempt < ATTEMPTS_MAX => {
+                    let asked = busy.retry_after_seconds().and_then(|text| text.parse().ok());
+                    sleep(wait(attempt, asked)).await;
+                }
+                Some(_) | None => return Err(unanswered(&error)),
+            }
+        }
+        Err(HandsError::Unavailable { what: "invoke sandbox: no attempt was made".to_owned() })
+    }
+
+    async fn send(
+        &self,
+        sandbox: &str,
+        payload: &[u8],
+        limit: Duration,
+    ) -> Result<InvokeOutput, SdkError<InvokeError, HttpResponse>> {
         let timeouts = TimeoutConfig::builder().operation_timeout(limit).build();
-        let sent = self
-            .lambda
+        self.lambda
             .invoke()
-            .function_name(&self.function)
+            .function_name(&self.config.function)
             .tenant_id(sandbox)
             .payload(Blob::new(payload))
             .customize()
             .config_override(aws_sdk_lambda::Config::builder().timeout_config(timeouts))
             .send()
-            .await;
-        read(&sent.map_err(|error| unanswered(&error))?)
+            .await
     }
 
     async fn store(&self, key: &SessionKey, text: &str) -> Result<BlobRef, HandsError> {
@@ -171,13 +197,27 @@ impl LambdaHands {
     }
 }
 
-fn failed(text: String) -> ToolReply {
+/// How long to wait before the next attempt: what the service asks for if it does, else doubling from
+/// half a second; with up to a half on top, so that those refused together do not return together.
+pub(crate) fn wait(attempt: u32, asked_s: Option<u64>) -> Duration {
+    let wanted = match asked_s {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => Duration::from_millis(250 << attempt.min(8)),
+    };
+    let mut salt = [0];
+    // Without randomness they do return together, which costs time only.
+    let _ = getrandom::fill(&mut salt);
+    let wait = wanted.min(WAIT_MAX);
+    wait + wait * u32::from(salt[0]) / 512
+}
+
+pub(crate) fn failed(text: String) -> ToolReply {
     ToolReply { text, is_error: true, ..ToolReply::default() }
 }
 
-/// The sandbox of a session, as Lambda's tenant: no character of a name can be refused, and no two
+/// The sandbox of a session, by the name that providers know it by; to Lambda, a tenant: no character of a name can be refused, and no two
 /// sessions share it.
-fn sandbox_id(key: &SessionKey) -> String {
+pub fn sandbox_name(key: &SessionKey) -> String {
     sha256_hex(crate::item::join_key(&[&key.tenant, &key.session]).as_bytes())
 }
 
@@ -228,8 +268,8 @@ mod tests {
 
     #[test]
     fn sandboxes_of_different_sessions_differ() {
-        let a = sandbox_id(&SessionKey::new("a#b", "c"));
-        assert_ne!(a, sandbox_id(&SessionKey::new("a", "b#c")));
+        let a = sandbox_name(&SessionKey::new("a#b", "c"));
+        assert_ne!(a, sandbox_name(&SessionKey::new("a", "b#c")));
         assert_eq!(a.len(), 64);
     }
 }

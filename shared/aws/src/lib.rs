@@ -7,6 +7,7 @@
 
 mod batch;
 mod blobs;
+mod bounded;
 mod clients;
 mod config;
 mod documents;
@@ -14,6 +15,7 @@ mod hands;
 mod item;
 mod log;
 mod logs;
+mod microvm;
 mod queue;
 mod secrets;
 mod trouble;
@@ -21,12 +23,13 @@ mod wiring;
 
 pub use batch::handle_batch;
 pub use blobs::S3Blobs;
-pub use clients::{Clients, dynamodb_config};
+pub use clients::{Clients, dynamodb_config, lambda_config};
 pub use config::{Config, ConfigError, HandsConfig, StoreConfig, WakeConfig};
 pub use documents::DynamoDocuments;
-pub use hands::LambdaHands;
+pub use hands::{LambdaHands, sandbox_name};
 pub use log::DynamoLog;
 pub use logs::start_logs;
+pub use microvm::{MicroVmConfig, MicroVmHands, Reaped, microvm_config};
 pub use queue::SqsQueue;
 pub use secrets::SecretsManager;
 pub use wiring::{NoHands, NoModel, Ports};

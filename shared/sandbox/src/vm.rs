@@ -42,6 +42,12 @@ pub const LAMBDA_NAMES: [&str; 9] = [
     "AWS_REGION",
 ];
 
+/// Said before the reply of the first call in a sandbox that was made for a session with a saved
+/// workspace.
+pub const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files of the workspace are as \
+    they were saved after the last call, but processes and shell variables of earlier calls, and \
+    files outside the workspace, are gone.]\n";
+
 /// Kept besides, because they say nothing.
 const HARMLESS_NAMES: [&str; 4] = ["PATH", "LANG", "TZ", "RUST_BACKTRACE"];
 

@@ -13,6 +13,7 @@
 
 pub mod blobs;
 pub mod documents;
+pub mod hands;
 pub mod log;
 pub mod queue;
 pub mod secrets;

@@ -85,6 +85,8 @@ pub enum DocumentKind {
     Skill,
     /// Id: the skill's id, `#`, and the version's id, which sort by time.
     SkillVersion,
+    /// The machine that a session's calls run on. Tenant: empty. Id: the sandbox's name.
+    Sandbox,
 }
 
 impl DocumentKind {
@@ -104,6 +106,7 @@ impl DocumentKind {
             Self::EnvironmentKeyName => "environment_key_name",
             Self::Skill => "skill",
             Self::SkillVersion => "skill_version",
+            Self::Sandbox => "sandbox",
         }
     }
 }
