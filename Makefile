@@ -7,7 +7,7 @@ SHELL := /bin/sh
 # Tests that look at the whole.
 TESTED := -p tests-sim -p tests-golden -p tests-wire -p tests-e2e -p tests-tidy
 # The AWS half, over an in-process DynamoDB engine; its SDK takes minutes to compile.
-AWS := -p tailstep-aws -p tailstep-fn-sandbox
+AWS := -p tailstep-aws -p tailstep-fn-sandbox -p tailstep-fn-microvm
 # The official Python client, in the three lines that are promised to work.
 SDKS := 2.14.0 1.17.0 0.121.0
 TAILSTEP := target/debug/tailstep

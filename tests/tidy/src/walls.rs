@@ -102,6 +102,7 @@ pub const SHIPPED: &[&str] = &[
     "tailstep-fn-api",
     "tailstep-fn-step",
     "tailstep-fn-sandbox",
+    "tailstep-fn-microvm",
     "tailstep-fn-sweep",
 ];
 

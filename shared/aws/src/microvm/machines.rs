@@ -135,11 +135,11 @@ impl Machines<'_> {
                 }
                 Err(error) => return Err(unavailable(sort("look at a microVM", &error))),
             };
-            match found.state {
-                MicrovmState::Running => return Ok(Found::Up),
-                MicrovmState::Suspended => return Ok(Found::Asleep),
-                MicrovmState::Terminated | MicrovmState::Terminating => return Ok(Found::Gone),
-                // Pending, suspending, and what later versions may have.
+            // Another project's enumeration, which may grow: the rest is on its way to somewhere.
+            match found.state.as_str() {
+                "RUNNING" => return Ok(Found::Up),
+                "SUSPENDED" => return Ok(Found::Asleep),
+                "TERMINATED" | "TERMINATING" => return Ok(Found::Gone),
                 _ => sleep(LOOK).await,
             }
         }

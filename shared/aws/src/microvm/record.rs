@@ -72,7 +72,7 @@ pub(super) async fn get(
     name: &str,
 ) -> Result<Option<Stored>, HandsError> {
     let found = documents.get("", DocumentKind::Sandbox, name).await.map_err(failed)?;
-    found.map(|document| Stored::read(document)).transpose()
+    found.map(Stored::read).transpose()
 }
 
 /// Every session that has a machine, or is getting one.

@@ -45,7 +45,7 @@ async fn holds(s: &Subject, fault: &Fault, index: usize) -> Result<(), String> {
         }
         Ok(reply) if reply.text.contains(NEW) => Ending::AnsweredAnew,
         Ok(_) => Ending::Answered,
-        Err(HandsError::Unavailable { .. }) => Ending::Unavailable,
+        Err(HandsError::Unavailable { .. } | HandsError::Unprepared { .. }) => Ending::Unavailable,
         Err(HandsError::Lost { .. }) => Ending::Lost,
     };
     check(found == fault.ending, || format!("{:?} was expected: {ended:?}", fault.ending))?;
