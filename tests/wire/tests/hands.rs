@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
 use tailstep_local::{HandsConfig, LocalHands};
 use tailstep_runtime::memory::MemoryBlobs;
-use tailstep_sandbox::{Mount, Spec};
+use tailstep_sandbox::{Access, Mount, Spec};
 use tests_wire::hands::{self, Outside, Provider, Subject, Walls};
 
 const HELPER: &str = "--be-the-sandbox-helper";
@@ -37,8 +37,11 @@ async fn subject() -> Subject {
     // The sandbox's user is another one.
     fs::set_permissions(outside.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let inside = PathBuf::from("/outside");
-    let mount =
-        Mount { source: outside.path().to_owned(), target: inside.clone(), read_only: false };
+    let mount = Mount {
+        source: outside.path().to_owned(),
+        target: inside.clone(),
+        access: Access::ReadWrite,
+    };
     let spec = Spec {
         helper_path: Some(env::current_exe().unwrap()),
         helper_args: vec![HELPER.to_owned()],
