@@ -33,9 +33,9 @@ pub(crate) fn receive(over: impl AsFd) -> io::Result<OwnedFd> {
     let mut byte = [0];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let message = recvmsg(over, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
-    let mut came = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
+    let mut came = control.drain().filter_map(|message| {
+        let RecvAncillaryMessage::ScmRights(mut descriptors) = message else { return None };
+        descriptors.next()
     });
     match (message.bytes, byte, came.next()) {
         (1, [MARK], Some(descriptor)) => Ok(descriptor),

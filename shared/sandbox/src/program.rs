@@ -2,23 +2,16 @@
 //! meanwhile. For small programs such as the command line: a large one starts the helper instead
 //! ([`crate::Sandbox`]), since forking it would cost too much.
 
-use std::{
-    ffi::OsString,
-    fs,
-    net::TcpListener,
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, fs, net::TcpListener, os::unix::net::UnixStream, path::PathBuf};
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, poll},
     io::Errno,
 };
 
 use crate::{
     error::SandboxError,
-    hands::{Ending, launch, sys},
+    hands::{Ending, Watched, launch, sys},
     pass,
     spec::{Layers, Network, Spec, WORKSPACE},
     wire::{self, Job, REPORT_BYTES_MAX, Report, Start},
@@ -53,6 +46,8 @@ pub enum End {
     TimeOver,
     /// The kernel ended the sandbox for lack of memory (`memory_bytes`).
     OutOfMemory,
+    /// It went on writing to its workspace beyond the limit (`disk_bytes`, `disk_entries_max`).
+    DiskFull,
     /// This process was told to end, by this signal.
     Told(i32),
     /// Its first process died.
@@ -89,12 +84,13 @@ pub fn run(
     let pair = UnixStream::pair().map_err(|why| refused(format!("cannot make a socket: {why}")))?;
     let (reports, inner_line) = pair;
     let mut seen = Seen { reports, network: spec.network, ready: Some(ready), end: None };
-    let ending = launch(&start, inner_line, |exit, life_over| seen.watch(exit, life_over));
+    let ending = launch(&start, inner_line, |watched| seen.watch(watched));
     let ending = ending.map_err(refused)?;
     Ok(match (seen.end, ending) {
         (Some(end), _) => end,
         (None, Ending::LifeOver) => End::TimeOver,
         (None, Ending::OutOfMemory) => End::OutOfMemory,
+        (None, Ending::DiskFull) => End::DiskFull,
         (None, Ending::InsideDied | Ending::Released | Ending::Refused) => End::Died,
     })
 }
@@ -109,20 +105,19 @@ struct Seen<F> {
 
 impl<F: FnOnce(&Layers, Option<TcpListener>)> Seen<F> {
     /// Waits until PID 1 is gone, the time is over or somebody asks this process to end.
-    fn watch(&mut self, exit: &OwnedFd, life_over: Instant) -> Result<Ending, String> {
+    fn watch(&mut self, watched: &mut Watched<'_>) -> Result<Ending, String> {
         let asked = sys::asked_to_end().map_err(|why| format!("cannot await signals: {why}"))?;
         loop {
-            let Some(left) = life_over.checked_duration_since(Instant::now()) else {
-                return Ok(Ending::LifeOver);
+            let wait = match watched.limit() {
+                Ok(wait) => wait,
+                Err(reached) => return Ok(reached),
             };
-            // The kernel takes no longer wait than this.
-            let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
             let mut fds = [
                 PollFd::new(&self.reports, PollFlags::IN),
                 PollFd::new(&asked, PollFlags::IN),
-                PollFd::new(exit, PollFlags::IN),
+                PollFd::new(watched.exit, PollFlags::IN),
             ];
-            match poll(&mut fds, left.as_ref()) {
+            match poll(&mut fds, Some(&wait)) {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(why) => return Err(format!("cannot wait for the sandbox: {why}")),

@@ -362,6 +362,11 @@ fn describe(code: Option<i32>) -> String {
         Some(Ending::OutOfMemory) => {
             "it used more memory than its limit, and the kernel ended it (memory_bytes)".into()
         }
+        Some(Ending::DiskFull) => {
+            "it went on writing to its workspace or outputs beyond the limit \
+             (disk_bytes, disk_entries_max)"
+                .into()
+        }
         Some(Ending::Refused) => "it could not be started".into(),
         None => match code {
             Some(code) => format!("its guard exited with code {code}"),

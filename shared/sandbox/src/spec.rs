@@ -162,6 +162,11 @@ pub struct Limits {
     pub pids_max: u64,
     /// Size of the private `/tmp`; `/dev/shm` gets a quarter of it.
     pub tmp_bytes: u64,
+    /// What the workspace and other owned mounts may hold together, and in how many files and
+    /// directories. A sandbox that goes on writing beyond that is ended within seconds; until then a
+    /// fast writer gets further.
+    pub disk_bytes: u64,
+    pub disk_entries_max: u64,
     /// The largest single file.
     pub file_bytes_max: u64,
     /// Output kept per call of bash, glob and grep.
@@ -180,6 +185,10 @@ impl Default for Limits {
             // A parallel build on a large machine uses about 100.
             pids_max: 256,
             tmp_bytes: 256 << 20,
+            // The public protocol's cloud sandboxes have 10 GB (API reference §5.4).
+            disk_bytes: 10 << 30,
+            // A repository with its dependencies and build results has a few hundred thousand.
+            disk_entries_max: 1_000_000,
             file_bytes_max: 512 << 20,
             // The output tail of the public worker's bash tool (API reference §9).
             output_bytes_max: 100 << 10,

@@ -112,6 +112,12 @@ fn limits_are_kept_and_named() {
     fails(&["--time-ms", "300", "--", "sleep", "60"], 124, "--time-ms");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     fails(&["--disk-mb", "2", "--", "sh", "-c", "head -c 9000000 /dev/zero > f"], 1, "space");
+    let work = tempfile::tempdir().unwrap();
+    let fill = "while :; do head -c 8000000 /dev/zero >> f; sleep 0.05; done";
+    let at = work.path().to_str().unwrap();
+    fails(&["--workspace", at, "--disk-mb", "40", "--", "sh", "-c", fill], 122, "--disk-mb");
+    // Who has too much may still clean up.
+    prints(&["--workspace", at, "--disk-mb", "40", "--", "sh", "-c", "sleep 2.5; rm f; ls"], "");
     fails(&["--pids", "4", "--", "sh", "-c", "for i in 1 2 3 4 5 6; do sleep 2 & done"], 2, "fork");
 }
 

@@ -17,6 +17,7 @@ use super::way_out::WayOut;
 
 /// Exit codes of our own, as `timeout(1)`, `env(1)` and shells have them.
 const TIME_OVER: u8 = 124;
+const DISK_FULL: u8 = 122;
 const NOT_STARTED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const MISSING: u8 = 127;
@@ -28,8 +29,8 @@ const TIME_MS: u64 = 600_000;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: the command's own; 128 + N when signal N ended it; 124 when its \
-    time was over; 125 when no sandbox could be made; 126 and 127 when the command cannot be run or \
+    after_help = "Exit status: the command's own; 128 + N when signal N ended it; 122 when it \
+    wrote more than --disk-mb; 124 when its time was over; 125 when no sandbox could be made; 126 and 127 when the command cannot be run or \
     is not there; 137 when memory ran out."
 )]
 pub(crate) struct Args {
@@ -68,7 +69,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pids: u64,
 
-    /// Size of the private /tmp
+    /// Size of the private /tmp, and of what the workspace may grow to
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     disk_mb: u64,
 
@@ -144,6 +145,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
         memory_bytes: args.memory_mb << 20,
         pids_max: args.pids,
         tmp_bytes: args.disk_mb << 20,
+        disk_bytes: args.disk_mb << 20,
         file_bytes_max: Limits::default().file_bytes_max.max(args.disk_mb << 20),
         life_ms_max: args.time_ms,
         ..Limits::default()
@@ -194,6 +196,13 @@ fn code(end: &End, limits: &Limits) -> u8 {
                 limits.memory_bytes >> 20
             );
             said(SIGNAL | 9, &over)
+        }
+        End::DiskFull => {
+            let over = format!(
+                "ended: it went on writing to the workspace beyond {} MB (--disk-mb)",
+                limits.disk_bytes >> 20
+            );
+            said(DISK_FULL, &over)
         }
         End::Told(number) => signal(*number),
         End::Died => said(SIGNAL | 9, "the sandbox's first process died"),

@@ -8,6 +8,7 @@ mod identity;
 mod init;
 mod root;
 pub(crate) mod sys;
+mod usage;
 
 use std::{
     io,
@@ -33,6 +34,7 @@ use self::{
     init::Inside,
     root::Layout,
     sys::{Forked, fork_into},
+    usage::Usage,
 };
 use crate::{
     spec::{Access, Strictness},
@@ -49,6 +51,8 @@ pub(crate) enum Ending {
     InsideDied,
     /// The kernel killed PID 1 for lack of memory.
     OutOfMemory,
+    /// It went on writing beyond what its directories may hold.
+    DiskFull,
     /// Nothing was started; the reason went over the line.
     Refused,
 }
@@ -61,12 +65,19 @@ impl Ending {
             Self::InsideDied => 11,
             Self::OutOfMemory => 12,
             Self::Refused => 13,
+            Self::DiskFull => 14,
         }
     }
 
     pub(crate) fn from_code(code: i32) -> Option<Self> {
-        let all =
-            [Self::Released, Self::LifeOver, Self::InsideDied, Self::OutOfMemory, Self::Refused];
+        let all = [
+            Self::Released,
+            Self::LifeOver,
+            Self::InsideDied,
+            Self::OutOfMemory,
+            Self::DiskFull,
+            Self::Refused,
+        ];
         all.into_iter().find(|ending| i32::from(ending.code()) == code)
     }
 }
@@ -118,7 +129,7 @@ fn guard(line: &mut UnixStream, start: &Start) -> Result<Ending, String> {
     // the supervisor does not make of it.
     let _ = setsid();
     let inner_line = line.try_clone().map_err(|why| format!("cannot keep the line: {why}"))?;
-    launch(start, inner_line, |exit, life_over| Ok(watch(line, exit, life_over)))
+    launch(start, inner_line, |watched| Ok(watch(line, watched)))
 }
 
 /// Builds what belongs to the outside, forks PID 1, lets `watch` wait for its end, and ends it.
@@ -126,7 +137,7 @@ fn guard(line: &mut UnixStream, start: &Start) -> Result<Ending, String> {
 pub(crate) fn launch(
     start: &Start,
     line: UnixStream,
-    watch: impl FnOnce(&OwnedFd, Instant) -> Result<Ending, String>,
+    watch: impl FnOnce(&mut Watched<'_>) -> Result<Ending, String>,
 ) -> Result<Ending, String> {
     let born = Instant::now();
     umask(Mode::from_raw_mode(0o022));
@@ -165,7 +176,7 @@ impl Outside<'_> {
         line: UnixStream,
         layout: Layout,
         cgroup_missing: Option<String>,
-        watch: impl FnOnce(&OwnedFd, Instant) -> Result<Ending, String>,
+        watch: impl FnOnce(&mut Watched<'_>) -> Result<Ending, String>,
     ) -> Result<Ending, String> {
         let pipe =
             || pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"));
@@ -199,7 +210,9 @@ impl Outside<'_> {
             Forked::Parent { pid, exit } => (pid, exit),
         };
         drop((go, guard_alive, layout, line));
-        let ending = self.set_going(pid, &go_in).and_then(|()| watch(&exit, self.life_over));
+        let usage = Usage::of(self.start);
+        let mut watched = Watched { exit: &exit, life_over: self.life_over, usage };
+        let ending = self.set_going(pid, &go_in).and_then(|()| watch(&mut watched));
         let killed_for_memory = self.cgroup.is_some_and(Cgroup::killed_any);
         let status = end(pid, &exit);
         drop(guard_alive_in);
@@ -227,15 +240,41 @@ impl Outside<'_> {
     }
 }
 
-/// Waits until the supervisor is gone, PID 1 is gone or the time is over.
-fn watch(line: &UnixStream, exit: &OwnedFd, life_over: Instant) -> Ending {
+/// A running sandbox, as its guard sees it.
+pub(crate) struct Watched<'a> {
+    /// Readable when PID 1 has ended.
+    pub(crate) exit: &'a OwnedFd,
+    life_over: Instant,
+    usage: Usage<'a>,
+}
+
+impl Watched<'_> {
+    /// Whether a limit that only the guard keeps is reached; else how long it may wait before it asks
+    /// again.
+    pub(crate) fn limit(&mut self) -> Result<Timespec, Ending> {
+        if self.usage.is_passed() {
+            return Err(Ending::DiskFull);
+        }
+        let now = Instant::now();
+        let left = self.life_over.checked_duration_since(now).ok_or(Ending::LifeOver)?;
+        let next = self.usage.next().map(|next| next.saturating_duration_since(now));
+        // The kernel takes no wait of centuries.
+        let left = left.min(next.unwrap_or(left)).min(Duration::from_secs(1 << 30));
+        Timespec::try_from(left).map_err(|_| Ending::LifeOver)
+    }
+}
+
+/// Waits until the supervisor is gone, PID 1 is gone or a limit is reached.
+fn watch(line: &UnixStream, watched: &mut Watched<'_>) -> Ending {
     loop {
-        let Some(left) = life_over.checked_duration_since(Instant::now()) else {
-            return Ending::LifeOver;
+        let wait = match watched.limit() {
+            Ok(wait) => wait,
+            Err(reached) => return reached,
         };
         // What comes over the line is PID 1's to read; here only its end matters.
-        let mut ready = [PollFd::new(line, PollFlags::RDHUP), PollFd::new(exit, PollFlags::IN)];
-        match poll(&mut ready, Timespec::try_from(left).ok().as_ref()) {
+        let mut ready =
+            [PollFd::new(line, PollFlags::RDHUP), PollFd::new(watched.exit, PollFlags::IN)];
+        match poll(&mut ready, Some(&wait)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) if !ready[0].revents().is_empty() => return Ending::Released,
             Ok(_) | Err(_) => return Ending::InsideDied,
