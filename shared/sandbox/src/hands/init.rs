@@ -8,7 +8,7 @@ mod tools;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io,
+    io::{self, Read},
     net::TcpListener,
     os::{
         fd::{AsFd, OwnedFd},
@@ -26,6 +26,7 @@ use rustix::{
 };
 
 use super::{
+    Grouped,
     identity::INNER_ID,
     root::{self, Layout},
     sys,
@@ -52,28 +53,50 @@ const ENVIRONMENT: [(&str, &str); 8] = [
     ("TERM", "dumb"),
 ];
 
-/// The guard's two signs to go on.
-pub(super) const MAPPED: &[u8] = b"m";
-pub(super) const GROUPED: &[u8] = b"g";
+/// The guard's first sign to go on.
+pub(super) const MAPPED: &[u8; 1] = b"m";
+
+const NO_GUARD: &str = "the guard ended before the sandbox began";
 
 /// What PID 1 is given by the guard.
 pub(super) struct Inside<'a> {
-    pub(super) line: UnixStream,
-    pub(super) start: &'a Start,
+    line: UnixStream,
+    start: &'a Start,
     /// What is seen of the host, when the guard could take it; empty otherwise.
-    pub(super) layout: Layout,
-    pub(super) mounts_outside: bool,
-    /// [`MAPPED`] comes when the user is mapped, [`GROUPED`] when the control group is joined.
-    pub(super) go: OwnedFd,
+    layout: Layout,
+    mounts_outside: bool,
+    /// [`MAPPED`] comes when the user is mapped, [`Grouped`] when the control group is joined.
+    go: UnixStream,
     /// Ends with the guard.
-    pub(super) guard_alive: OwnedFd,
-    pub(super) oom_events: Option<File>,
-    pub(super) cgroup: Option<String>,
-    pub(super) cgroup_missing: Option<String>,
+    guard_alive: OwnedFd,
+    oom_events: Option<File>,
     /// Made here, for the supervisor.
-    pub(super) listener: Option<TcpListener>,
+    listener: Option<TcpListener>,
     /// Kept here, for the program.
-    pub(super) streams: Option<program::Streams>,
+    streams: Option<program::Streams>,
+}
+
+impl<'a> Inside<'a> {
+    pub(super) fn new(
+        line: UnixStream,
+        start: &'a Start,
+        layout: Layout,
+        mounts_outside: bool,
+        go: UnixStream,
+        guard_alive: OwnedFd,
+    ) -> Self {
+        Self {
+            line,
+            start,
+            layout,
+            mounts_outside,
+            go,
+            guard_alive,
+            oom_events: None,
+            listener: None,
+            streams: None,
+        }
+    }
 }
 
 /// Never returns: the rest of the program belongs to the guard.
@@ -107,7 +130,11 @@ fn report_ready(inside: &mut Inside<'_>, layers: Layers) -> io::Result<()> {
 fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     // What this process was started with would be seen inside.
     sys::forget_command_line().map_err(|why| format!("cannot forget the command line: {why}"))?;
-    wait_for(&inside.go, MAPPED)?;
+    let mut came = [0];
+    match inside.go.read_exact(&mut came) {
+        Ok(()) if came == *MAPPED => {}
+        Ok(()) | Err(_) => return Err(NO_GUARD.into()),
+    }
     let start = inside.start;
     let mut layers = Layers::default();
     let fail = |what: &'static str| move |why: Errno| format!("cannot {what}: {why}");
@@ -134,7 +161,12 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     {
         replace(&nothing).map_err(fail("replace the standard streams"))?;
     }
-    wait_for(&inside.go, GROUPED)?;
+    let Grouped { grouped, oom_events } =
+        wire::read(&mut inside.go, REPORT_BYTES_MAX).map_err(|_| NO_GUARD)?;
+    if oom_events {
+        let file = pass::receive(&inside.go).map_err(|_| NO_GUARD)?;
+        inside.oom_events = Some(File::from(file));
+    }
     // Only now, so that the group joined is the top of what is seen inside.
     // SAFETY: this process has one thread, and a control group namespace shares no memory.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
@@ -144,7 +176,7 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
         layers.active.push(format!("{name} namespace"));
     }
     layers.active.push("fresh root".into());
-    lock_down(inside, &mut layers)?;
+    lock_down(inside, grouped, &mut layers)?;
     Ok(layers)
 }
 
@@ -161,27 +193,23 @@ fn environment(start: &Start) -> Vec<(String, String)> {
     all.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-fn wait_for(go: &OwnedFd, step: &[u8]) -> Result<(), String> {
-    let mut came = [0; 1];
-    match rustix::io::read(go, &mut came) {
-        Ok(1) if came == step => Ok(()),
-        Ok(_) | Err(_) => Err("the guard ended before the sandbox began".into()),
-    }
-}
-
 fn become_inner_user() -> rustix::io::Result<()> {
     let (uid, gid) = (Uid::from_raw(INNER_ID), Gid::from_raw(INNER_ID));
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)
 }
 
-fn lock_down(inside: &Inside<'_>, layers: &mut Layers) -> Result<(), String> {
+fn lock_down(
+    inside: &Inside<'_>,
+    grouped: Result<String, String>,
+    layers: &mut Layers,
+) -> Result<(), String> {
     let Start { limits, strictness, mounts, .. } = inside.start;
-    match (&inside.cgroup, &inside.cgroup_missing) {
-        (Some(described), _) => layers.active.push(described.clone()),
-        (None, why) => layers.missing.push(why.clone().unwrap_or_default()),
+    let memory_each = grouped.is_err();
+    match grouped {
+        Ok(described) => layers.active.push(described),
+        Err(why) => layers.missing.push(why),
     }
-    let memory_each = inside.cgroup.is_none();
     // Landlock comes before the filter and after everything that opens or mounts.
     let mut writable: Vec<&Path> = vec![Path::new("/tmp"), Path::new("/dev/shm")];
     writable.extend(inside.start.workspace.as_ref().map(|_| Path::new(WORKSPACE)));

@@ -11,7 +11,7 @@ pub(crate) mod sys;
 mod usage;
 
 use std::{
-    io,
+    io::{self, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -28,6 +28,8 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, pidfd_send_signal, setsid, umask, waitpid},
 };
 
+use serde::{Deserialize, Serialize};
+
 use self::{
     cgroup::Cgroup,
     identity::Identity,
@@ -37,6 +39,7 @@ use self::{
     usage::Usage,
 };
 use crate::{
+    pass,
     spec::{Access, Strictness},
     wire::{self, Order, REPORT_BYTES_MAX, Report, Start},
 };
@@ -148,25 +151,14 @@ pub(crate) fn launch(
     }
     identity.drop_groups()?;
     let layout = if identity.mounts_outside { root::take(start)? } else { Layout::default() };
-    let (cgroup, cgroup_missing) = match Cgroup::create(&start.limits) {
-        Ok(cgroup) => (Some(cgroup), None),
-        Err(why) if start.strictness == Strictness::Full => return Err(why),
-        Err(why) => (None, Some(why)),
-    };
     let life_over = born + Duration::from_millis(start.limits.life_ms_max);
-    let outside = Outside { start, identity, cgroup: cgroup.as_ref(), life_over };
-    let ending = outside.run(line, layout, cgroup_missing, watch);
-    if let Some(cgroup) = cgroup {
-        cgroup.remove();
-    }
-    ending
+    Outside { start, identity, life_over }.run(line, layout, watch)
 }
 
 /// What stays with the guard.
 struct Outside<'a> {
     start: &'a Start,
     identity: Identity,
-    cgroup: Option<&'a Cgroup>,
     life_over: Instant,
 }
 
@@ -175,13 +167,13 @@ impl Outside<'_> {
         &self,
         line: UnixStream,
         layout: Layout,
-        cgroup_missing: Option<String>,
         watch: impl FnOnce(&mut Watched<'_>) -> Result<Ending, String>,
     ) -> Result<Ending, String> {
-        let pipe =
-            || pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"));
-        let (go, go_in) = pipe()?;
-        let (guard_alive, guard_alive_in) = pipe()?;
+        let pair = UnixStream::pair().map_err(|why| format!("cannot make a socket: {why}"))?;
+        let (mut go_in, go) = pair;
+        let alive = pipe_with(PipeFlags::CLOEXEC);
+        let (guard_alive, guard_alive_in) =
+            alive.map_err(|why| format!("cannot make a pipe: {why}"))?;
         let namespaces = libc::CLONE_NEWUSER
             | libc::CLONE_NEWNS
             | libc::CLONE_NEWPID
@@ -193,29 +185,23 @@ impl Outside<'_> {
             Forked::Child => {
                 // The guard's ends must not stay open here, or its death would go unseen.
                 drop((go_in, guard_alive_in));
-                init::run(Inside {
-                    line,
-                    start: self.start,
-                    layout,
-                    mounts_outside: self.identity.mounts_outside,
-                    go,
-                    guard_alive,
-                    oom_events: self.cgroup.and_then(Cgroup::oom_events),
-                    cgroup: self.cgroup.map(Cgroup::describe),
-                    cgroup_missing,
-                    listener: None,
-                    streams: None,
-                })
+                let mounts_outside = self.identity.mounts_outside;
+                init::run(Inside::new(line, self.start, layout, mounts_outside, go, guard_alive))
             }
             Forked::Parent { pid, exit } => (pid, exit),
         };
         drop((go, guard_alive, layout, line));
+        let mut cgroup = None;
         let usage = Usage::of(self.start);
         let mut watched = Watched { exit: &exit, life_over: self.life_over, usage };
-        let ending = self.set_going(pid, &go_in).and_then(|()| watch(&mut watched));
-        let killed_for_memory = self.cgroup.is_some_and(Cgroup::killed_any);
+        let going = self.set_going(pid, &mut go_in, &mut cgroup);
+        let ending = going.and_then(|()| watch(&mut watched));
+        let killed_for_memory = cgroup.as_ref().is_some_and(Cgroup::killed_any);
         let status = end(pid, &exit);
         drop(guard_alive_in);
+        if let Some(cgroup) = cgroup {
+            cgroup.remove();
+        }
         let killed = status == Some(Signal::KILL.as_raw());
         match ending {
             Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
@@ -223,20 +209,48 @@ impl Outside<'_> {
         }
     }
 
-    /// Joining a control group waits for the whole machine once (an RCU grace period): PID 1
-    /// builds its root meanwhile.
-    fn set_going(&self, pid: Pid, go_in: &OwnedFd) -> Result<(), String> {
-        let go = |step: &[u8]| match rustix::io::write(go_in, step) {
-            // Without a reader PID 1 has ended, and has said why.
-            Ok(_) | Err(Errno::PIPE) => Ok(()),
-            Err(why) => Err(format!("cannot start PID 1: {why}")),
-        };
+    /// Making and joining a control group takes time (joining may wait for the whole machine once):
+    /// PID 1 builds its root meanwhile.
+    fn set_going(
+        &self,
+        pid: Pid,
+        go: &mut UnixStream,
+        cgroup: &mut Option<Cgroup>,
+    ) -> Result<(), String> {
         self.identity.map_user(pid)?;
-        go(init::MAPPED)?;
-        if let Some(cgroup) = self.cgroup {
-            cgroup.add(pid)?;
+        told(go.write_all(init::MAPPED))?;
+        let grouped = match Cgroup::create(&self.start.limits) {
+            Ok(made) => {
+                let made = cgroup.insert(made);
+                made.add(pid)?;
+                Ok(made.describe())
+            }
+            Err(why) if self.start.strictness == Strictness::Full => return Err(why),
+            Err(why) => Err(why),
+        };
+        let oom_events = cgroup.as_ref().and_then(Cgroup::oom_events);
+        let grouped = Grouped { grouped, oom_events: oom_events.is_some() };
+        told(wire::write(go, &grouped, REPORT_BYTES_MAX))?;
+        oom_events.map_or(Ok(()), |file| told(pass::send(&*go, file.as_fd())))
+    }
+}
+
+/// What PID 1 is told once it is in its control group.
+#[derive(Debug, Serialize, Deserialize)]
+struct Grouped {
+    /// The group, or why there is none.
+    grouped: Result<String, String>,
+    /// A descriptor of the file that counts kills for lack of memory follows.
+    oom_events: bool,
+}
+
+fn told(sent: io::Result<()>) -> Result<(), String> {
+    match sent {
+        // Without a reader PID 1 has ended, and has said why.
+        Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot start PID 1: {why}"))
         }
-        go(init::GROUPED)
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
