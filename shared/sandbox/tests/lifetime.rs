@@ -55,6 +55,29 @@ async fn destroying_ends_daemons_and_can_be_repeated() {
     assert!(late.unwrap_err().to_string().contains("destroyed"));
 }
 
+/// `TAILSTEP_TEST_ROUNDS` sets the number of rounds.
+#[tokio::test]
+async fn nothing_of_a_timed_out_call_lives_on() {
+    let rounds = std::env::var("TAILSTEP_TEST_ROUNDS").map_or(40, |n| n.parse::<u32>().unwrap());
+    let scripts = [
+        "setsid sh -c '(sleep MARK &) ; sleep MARK' & (setsid sleep MARK &) ; sleep MARK",
+        "trap '' TERM HUP INT; (trap '' TERM HUP; nohup setsid setsid sleep MARK &) ; sleep MARK",
+        "for i in 1 2 3 4 5 6 7 8; do (sleep MARK & disown; sleep MARK &) & done; wait; sleep MARK",
+        "while :; do (setsid sleep MARK &) ; sleep 0.01; done",
+    ];
+    let scene = start().await;
+    for round in 0..rounds {
+        let mark = format!("4{round:06}.25");
+        let command = scripts[round as usize % scripts.len()].replace("MARK", &mark);
+        let input = json!({ "command": command, "timeout_ms": 30 + u64::from(round % 7) * 10 });
+        let reply = scene.run("bash", input).await;
+        assert!(reply.timed_out, "round {round}: {}", reply.text);
+        assert_eq!(marked(&mark), Vec::<u32>::new(), "round {round} left something");
+        assert_eq!(scene.prints("echo well").await, "well\n", "round {round}");
+    }
+    println!("{rounds} rounds");
+}
+
 #[tokio::test]
 async fn dropping_a_sandbox_in_mid_call_ends_it() {
     let mark = "31112.25";

@@ -67,6 +67,23 @@ pub fn missing_paths(text: &str, roots: &[&str], exists: impl Fn(&str) -> bool) 
     missing.into_iter().collect()
 }
 
+/// Tests that `text` names, in code marks, as `file::function`, and that are not there; `source` gives a
+/// file's text.
+pub fn missing_tests(text: &str, source: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut missing = BTreeSet::new();
+    for code in code_of(text) {
+        let Some((file, function)) = code.split_once("::") else { continue };
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let there = source(file).is_some_and(|text| text.contains(&format!("fn {function}(")));
+        if !there {
+            missing.insert(format!("`{code}` is named and does not exist"));
+        }
+    }
+    missing.into_iter().collect()
+}
+
 /// What stands between backquotes, and the lines of fenced blocks.
 fn code_of(text: &str) -> Vec<&str> {
     let mut code = Vec::new();

@@ -1,7 +1,7 @@
 //! The checks on the repository as it is, and each of them on something that is wrong.
 
 use tests_tidy::{
-    documents::{missing_paths, missing_targets, readme_size},
+    documents::{missing_paths, missing_targets, missing_tests, readme_size},
     source::{beyond_the_aim, long_mains, machine_paths, repeated_calls, too_long, unsafe_code},
     tree::{File, files, root},
     walls::{SHIPPED, WALLS, Wall, breaches, cargo_features, cargo_tree, plants_bugs},
@@ -149,7 +149,20 @@ fn bad_source_is_seen() {
 }
 
 #[test]
+fn every_claim_about_security_has_its_test() {
+    let text = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let source = |file: &str| std::fs::read_to_string(root().join(file)).ok();
+    nothing(missing_tests(&text, source));
+}
+
+#[test]
 fn bad_documents_are_seen() {
+    let source = |file: &str| (file == "a.rs").then(|| "async fn there() {}".to_owned());
+    let missing = missing_tests("`a.rs::there` `a.rs::gone` `b.rs::there` `core::x`", source);
+    assert_eq!(
+        missing,
+        ["`a.rs::gone` is named and does not exist", "`b.rs::there` is named and does not exist"]
+    );
     assert!(readme_size("short").is_some());
     assert!(readme_size(&"line\n".repeat(100)).is_none());
     assert!(readme_size(&"line\n".repeat(161)).is_some());

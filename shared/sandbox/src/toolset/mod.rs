@@ -129,7 +129,7 @@ impl Toolset {
         if let Some(shell) = self.shell.take() {
             shell.bury();
         }
-        self.surroundings.reach.reap();
+        self.surroundings.reach.wait_until_gone();
     }
 
     fn dispatch(&mut self, call: &Call) -> Result<Answer, String> {

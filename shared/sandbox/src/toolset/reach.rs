@@ -8,11 +8,16 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::lockdown::seccomp::Filter;
+
+/// A killed process that writes to a slow disk ends when the write does.
+const GONE_WAIT: Duration = Duration::from_secs(5);
 
 /// How far the hands reach. The state is the shell's process id, which its owner waits for itself.
 #[derive(Clone)]
@@ -62,6 +67,26 @@ impl Reach {
                     let _ = rustix::process::kill_process_group(group, Signal::KILL);
                 }
             }
+        }
+    }
+
+    /// Waits, after [`Self::kill_all`] and after the shell's owner has waited for it, until nothing is
+    /// left: a kill is only a request, and what it was sent to may run for a moment longer.
+    pub(super) fn wait_until_gone(&self) {
+        let until = Instant::now() + GONE_WAIT;
+        loop {
+            self.reap();
+            let gone = match self {
+                // SAFETY: as in `kill_all`; without anybody to signal the call fails.
+                Self::Namespace { .. } => unsafe { libc::kill(-1, libc::SIGKILL) != 0 },
+                Self::Descendants { .. } => descendants().is_empty(),
+                #[cfg(test)]
+                Self::Group { .. } => true,
+            };
+            if gone || Instant::now() > until {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
