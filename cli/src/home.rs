@@ -13,6 +13,7 @@ use tailstep_core::{
     ids::SessionKey,
     limits::{Limits, files::UPLOAD_BYTES_MAX},
 };
+use tailstep_egress::Net;
 use tailstep_local::{Config, HandsConfig, Local, LocalHands, workspace_dir};
 use tailstep_model::{Config as ModelConfig, Router};
 use tailstep_runtime::{
@@ -29,6 +30,10 @@ pub(crate) const TENANT: &str = "default";
 
 /// Names the directory that environments' packages are installed from.
 const PACKAGES_VARIABLE: &str = "TAILSTEP_PACKAGES";
+
+/// Names the private networks that sandboxes may reach where a rule allows it: mirrors, split name
+/// services.
+const OPENED_VARIABLE: &str = "TAILSTEP_EGRESS_ALLOW_PRIVATE";
 
 /// Conversations kept at hand between model calls; a cache of what the log holds.
 const PREFIXES_MAX: usize = 256;
@@ -48,8 +53,6 @@ pub(crate) struct Home {
     pub(crate) local: Local,
     pub(crate) runtime: Runtime,
     sandboxes: Option<Arc<LocalHands>>,
-    /// Sandboxes have no network, so that packages need a directory to come from.
-    packages: Option<PathBuf>,
     scripted: Vec<String>,
 }
 
@@ -88,14 +91,7 @@ impl Home {
             limits: Limits::default(),
             prefixes: Arc::new(Prefixes::new(PREFIXES_MAX)),
         };
-        Ok(Self {
-            data_dir,
-            local,
-            runtime,
-            sandboxes,
-            packages,
-            scripted: models.scripted_aliases,
-        })
+        Ok(Self { data_dir, local, runtime, sandboxes, scripted: models.scripted_aliases })
     }
 
     /// As [`Self::open`], for commands that only look: nothing is made.
@@ -116,7 +112,7 @@ impl Home {
 
     /// What the API works on here.
     pub(crate) fn app(&self) -> App {
-        let packages = self.packages.is_some();
+        let packages = self.sandboxes.is_some();
         App {
             runtime: self.runtime.clone(),
             documents: self.local.documents.clone(),
@@ -185,7 +181,16 @@ async fn sandboxes(
     }
     let mut config = HandsConfig { secrets: local.secrets.clone(), ..HandsConfig::default() };
     config.packages.directory = packages.map(Path::to_owned);
+    config.egress.allow_private = opened()?;
     Ok(LocalHands::new(data_dir, local.blobs.clone(), config))
+}
+
+fn opened() -> anyhow::Result<Vec<Net>> {
+    let named = std::env::var(OPENED_VARIABLE).unwrap_or_default();
+    let parts = named.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts
+        .map(|part| part.parse().map_err(|why| anyhow!("{OPENED_VARIABLE}: {part}: {why}")))
+        .collect()
 }
 
 fn packages() -> anyhow::Result<Option<PathBuf>> {

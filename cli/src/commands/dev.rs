@@ -40,8 +40,9 @@ lost one is replaced by starting with TAILSTEP_API_KEY set to a new one.
 Models: bare ids need ANTHROPIC_API_KEY, openai/NAME needs TAILSTEP_OPENAI_BASE_URL (and
 OPENAI_API_KEY if the server wants one), scripted/echo needs nothing.
 
-TAILSTEP_PACKAGES names a directory of wheels, gems and the like; environments with packages are
-accepted then, and their packages are installed from there.")]
+Packages of environments come from the public registries, or from the directory of wheels, gems and
+the like that TAILSTEP_PACKAGES names. TAILSTEP_EGRESS_ALLOW_PRIVATE (10.1.0.0/16,...) opens private
+addresses to rules that name their hosts.")]
 pub(crate) struct Args {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "TAILSTEP_LISTEN")]

@@ -95,7 +95,12 @@ impl LocalHands {
     ) -> Arc<Self> {
         let pool = Pool::new(config.live_max);
         let data_dir = data_dir.into();
-        let layers = Layers::new(&data_dir, config.spec.clone(), config.packages.clone());
+        let layers = Layers::new(
+            &data_dir,
+            config.spec.clone(),
+            config.packages.clone(),
+            config.egress.clone(),
+        );
         let hands = Arc::new(Self { data_dir, blobs, config, pool, layers });
         tokio::spawn(end_the_idle(Arc::downgrade(&hands), hands.config.idle_ms));
         hands

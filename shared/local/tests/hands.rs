@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main of its own")]
 
 use std::{
-    env, fs,
+    env, fs, io,
+    net::IpAddr,
     path::Path,
     process::{Command, ExitCode},
     sync::{
@@ -20,6 +21,7 @@ use tailstep_core::{
     ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
+use tailstep_egress::Resolver;
 use tailstep_local::{HandsConfig, LocalHands, workspace_dir};
 use tailstep_runtime::{
     content::ContentWriter,
@@ -54,9 +56,10 @@ fn main() -> ExitCode {
         packages_are_installed_once_for_all_sessions().await;
         a_failed_installation_is_told_and_not_repeated_at_once().await;
         the_way_out_is_what_the_environment_says().await;
+        packages_come_from_registries_through_the_way_out().await;
         closed_hands_refuse().await;
     });
-    println!("15 laws of the local hands hold");
+    println!("16 laws of the local hands hold");
     ExitCode::SUCCESS
 }
 
@@ -532,6 +535,77 @@ async fn packages_are_installed_once_for_all_sessions() {
     assert_eq!(fs::metadata(&place).unwrap().modified().unwrap(), made_at);
     // A session without packages sees none.
     assert!(bash(&again, "d", 1, "spoken").await.unwrap().text.contains("not found"));
+}
+
+/// Every name is this machine.
+struct AllHere;
+
+#[async_trait::async_trait]
+impl Resolver for AllHere {
+    async fn resolve(&self, _name: &str) -> io::Result<Vec<IpAddr>> {
+        Ok(vec![IpAddr::from([127, 0, 0, 1])])
+    }
+}
+
+/// A package index of one wheel (PEP 503).
+async fn index_server(wheel: Vec<u8>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") && client.read_buf(&mut head).await.unwrap_or(0) > 0
+            {
+            }
+            let page = "<a href=\"/spoken-1.0-py3-none-any.whl\">spoken-1.0-py3-none-any.whl</a>";
+            let (kind, body) = match head.starts_with(b"GET /spoken-1.0") {
+                true => ("application/octet-stream", wheel.clone()),
+                false => ("text/html", page.as_bytes().to_vec()),
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+                 Connection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = client.write_all(&[head.as_bytes(), &body].concat()).await;
+        }
+    });
+    port
+}
+
+async fn packages_come_from_registries_through_the_way_out() {
+    if !has_pip() {
+        return;
+    }
+    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    hands_with_a_wheel(data.path(), wheels.path()).close().await;
+    let wheel = fs::read(wheels.path().join("spoken-1.0-py3-none-any.whl")).unwrap();
+    let port = index_server(wheel).await;
+    let with_rules = |registries: Vec<EgressRule>| {
+        let data = tempfile::tempdir().unwrap();
+        let hands = hands(data.path(), |config| {
+            config.egress.allow_private = vec![format!("127.0.0.1:{port}").parse().unwrap()];
+            config.egress.resolver = Arc::new(AllHere);
+            config.packages.registries = registries;
+            config.packages.environment = vec![
+                ("PIP_INDEX_URL".into(), format!("http://index.test:{port}/simple")),
+                ("PIP_TRUSTED_HOST".into(), "index.test".into()),
+                ("PIP_RETRIES".into(), "0".into()),
+            ];
+        });
+        (data, hands)
+    };
+    let rule = EgressRule { ports: vec![port], ..EgressRule::for_host("index.test") };
+    let (_data, open) = with_rules(vec![rule]);
+    let reply = open.execute(&with_packages("a", 1, "spoken", &["spoken==1.0"])).await.unwrap();
+    assert!(reply.text.contains("the program heard"), "{}", reply.text);
+    // The session's own sandbox has no network all the same.
+    let reply = bash(&open, "a", 2, "exec 3<>/dev/tcp/127.0.0.1/3128").await.unwrap();
+    assert!(reply.is_error && reply.text.contains("refused"), "{}", reply.text);
+    let (_data, closed) = with_rules(Vec::new());
+    let refused = closed.execute(&with_packages("a", 1, "true", &["spoken==1.0"])).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("pip"), "{refused}");
 }
 
 async fn a_failed_installation_is_told_and_not_repeated_at_once() {

@@ -16,13 +16,21 @@ use std::{
     time::Duration,
 };
 
-use tailstep_core::{agent::Packages, ids::sha256_hex, packages::Manager};
+use tailstep_core::{
+    agent::Packages,
+    egress::{EgressRule, Networking},
+    ids::sha256_hex,
+    packages::Manager,
+};
+use tailstep_egress::Config as EgressConfig;
+use tailstep_runtime::memory::MemorySecrets;
 use tailstep_sandbox::{Access, Call, Limits, Mount, Sandbox, Spec, remove_tree};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout},
 };
 
+use super::way_out::WayOut;
 use crate::files::make_private_dir;
 
 /// Where sandboxes see a layer.
@@ -42,8 +50,10 @@ const TOLD_CHARS: usize = 2_000;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PackageSource {
     /// A directory of packages (wheels, archives) that builds see read-only. With it nothing is
-    /// fetched from anywhere; without it builds need a network.
+    /// fetched from anywhere; without it builds reach the public registries, and nothing else.
     pub directory: Option<PathBuf>,
+    /// Further hosts that builds may reach, such as a mirror's.
+    pub registries: Vec<EgressRule>,
     /// Variables of builds, such as the address of a mirror.
     pub environment: Vec<(String, String)>,
     /// The longest build.
@@ -56,7 +66,8 @@ impl PackageSource {
     /// No directory, and times for a compiler at work: a call waits below its own ceiling.
     pub fn new() -> Self {
         let (build_ms_max, wait_ms_max) = (1_200_000, 140_000);
-        Self { directory: None, environment: Vec::new(), build_ms_max, wait_ms_max }
+        let (registries, environment) = (Vec::new(), Vec::new());
+        Self { directory: None, registries, environment, build_ms_max, wait_ms_max }
     }
 }
 
@@ -66,6 +77,8 @@ pub(super) struct Layers {
     /// What builds are made of: helper, limits, strictness.
     template: Spec,
     source: PackageSource,
+    /// Limits of a build's way out.
+    egress: EgressConfig,
     /// By key; held while it is built.
     states: Mutex<BTreeMap<String, Arc<AsyncMutex<State>>>>,
 }
@@ -82,9 +95,14 @@ enum State {
 }
 
 impl Layers {
-    pub(super) fn new(data_dir: &Path, template: Spec, source: PackageSource) -> Arc<Self> {
+    pub(super) fn new(
+        data_dir: &Path,
+        template: Spec,
+        source: PackageSource,
+        egress: EgressConfig,
+    ) -> Arc<Self> {
         let directory = data_dir.join("layers");
-        Arc::new(Self { directory, template, source, states: Mutex::default() })
+        Arc::new(Self { directory, template, source, egress, states: Mutex::default() })
     }
 
     /// How a sandbox sees `packages`: its mount and its variables. Builds the layer if nobody has;
@@ -193,8 +211,16 @@ impl Layers {
         workspace: &Path,
         packages: &Packages,
     ) -> Result<(), String> {
-        let spec = self.spec(root, workspace);
-        let sandbox = Sandbox::provision(&spec).await.map_err(|error| broken(&error))?;
+        let mut spec = self.spec(root, workspace);
+        let networking = self.networking();
+        let none = MemorySecrets::default();
+        let way_out =
+            WayOut::prepare(&networking, &none, &self.egress, &self.directory, &mut spec).await;
+        let mut way_out = way_out.map_err(|error| broken(&error))?;
+        let mut sandbox = Sandbox::provision(&spec).await.map_err(|error| broken(&error))?;
+        if let (Some(way_out), Some(listener)) = (&mut way_out, sandbox.take_listener()) {
+            way_out.serve(listener).map_err(|error| broken(&error))?;
+        }
         let mut outcome = Ok(());
         for manager in Manager::ALL {
             let wanted = packages.of(manager);
@@ -209,6 +235,16 @@ impl Layers {
         }
         sandbox.destroy().await;
         outcome
+    }
+
+    fn networking(&self) -> Networking {
+        match self.source.directory {
+            Some(_) => Networking::None,
+            None => Networking::Limited {
+                rules: self.source.registries.clone(),
+                package_managers: true,
+            },
+        }
     }
 
     fn spec(&self, root: &Path, workspace: &Path) -> Spec {
