@@ -27,7 +27,9 @@ async fn floods_use_neither_memory_nor_time() {
     let cap = 100 << 10;
     for command in [
         "timeout 2 yes",
-        "timeout 2 cat /dev/zero",
+        "timeout 10 cat /dev/zero",
+        "head -c 10000000 /dev/zero >&2; exec 1>&-; head -c 10000000 /dev/zero >&2",
+        "timeout 3 python3 -c 'import os\nwhile True: os.write(1, b\"x\")'",
         "head -c 160000000 /dev/zero | tr '\\0' x",
         "exec 3>&1 >&-; timeout 1 yes >&2",
         "timeout 2 yes \"$(printf '\\033[31m')\"",

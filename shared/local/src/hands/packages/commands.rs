@@ -39,6 +39,8 @@ pub(super) fn build_environment(source: Option<&str>) -> Vec<(String, String)> {
         ("GOCACHE", "/tmp/go-cache".to_owned()),
         ("GOFLAGS", "-modcacherw".to_owned()),
         ("GOBIN", format!("{LAYER}/go/bin")),
+        // The host's own authorities too: Node brings a list and looks at no other.
+        ("NODE_EXTRA_CA_CERTS", "/etc/ssl/certs/ca-certificates.crt".to_owned()),
         ("NPM_CONFIG_CACHE", "/tmp/npm".to_owned()),
         ("NPM_CONFIG_UPDATE_NOTIFIER", "false".to_owned()),
         ("PIP_DISABLE_PIP_VERSION_CHECK", "1".to_owned()),
