@@ -3,36 +3,31 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main of its own")]
 
 use std::{
-    env, fs, io,
-    net::IpAddr,
+    env, fs,
     path::Path,
     process::{Command, ExitCode},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use tailstep_core::{
     agent::EnvironmentSpec,
-    egress::{EgressRule, EgressSecret, Networking},
     files::{FileResource, Given, Manifest},
     ids::{BlobRef, Position, SessionKey},
     raw::RawJson,
 };
-use tailstep_egress::Resolver;
 use tailstep_local::{HandsConfig, LocalHands, workspace_dir};
 use tailstep_runtime::{
     content::ContentWriter,
-    memory::{MemoryBlobs, MemorySecrets},
+    memory::MemoryBlobs,
     ports::{Blobs, Hands, HandsError, ToolOrder, ToolReply},
 };
 use tailstep_sandbox::{Limits, Spec};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+
+#[path = "hands/packages.rs"]
+mod packages;
+#[path = "hands/way_out.rs"]
+mod way_out;
 
 const HELPER: &str = "--be-the-sandbox-helper";
 
@@ -53,10 +48,10 @@ fn main() -> ExitCode {
         release_ends_a_running_call_and_removes_everything().await;
         outputs_become_blobs_and_a_manifest().await;
         what_a_session_is_given_is_there_and_stays_as_it_is().await;
-        packages_are_installed_once_for_all_sessions().await;
-        a_failed_installation_is_told_and_not_repeated_at_once().await;
-        the_way_out_is_what_the_environment_says().await;
-        packages_come_from_registries_through_the_way_out().await;
+        packages::packages_are_installed_once_for_all_sessions().await;
+        packages::a_failed_installation_is_told_and_not_repeated_at_once().await;
+        way_out::the_way_out_is_what_the_environment_says().await;
+        packages::packages_come_from_registries_through_the_way_out().await;
         closed_hands_refuse().await;
     });
     println!("16 laws of the local hands hold");
@@ -156,87 +151,6 @@ async fn a_session_keeps_its_shell_and_has_it_alone() {
     text(&hands, "a", 3, "echo once >> count.txt").await;
     text(&hands, "a", 3, "echo once >> count.txt").await;
     assert_eq!(text(&hands, "a", 4, "cat count.txt").await.trim(), "once");
-}
-
-/// Answers every request with what was asked, one line a header; counts them.
-async fn echo_server() -> (u16, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
-    let count = asked.clone();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            count.fetch_add(1, Ordering::Relaxed);
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") && client.read_buf(&mut head).await.unwrap_or(0) > 0
-            {
-            }
-            let key = String::from_utf8_lossy(&head).contains("x-key: the-secret-value");
-            let known = if key { "known" } else { "unknown" };
-            let body = format!("{known}\n{}", String::from_utf8_lossy(&head));
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-                body.len()
-            );
-            let _ = client.write_all(answer.as_bytes()).await;
-        }
-    });
-    (port, asked)
-}
-
-async fn the_way_out_is_what_the_environment_says() {
-    let data = tempfile::tempdir().unwrap();
-    let (port, asked) = echo_server().await;
-    let secrets = MemorySecrets::default();
-    secrets.set("egress_api", "the-secret-value");
-    secrets.set("anthropic_api_key", "never-to-be-had");
-    let secrets = Arc::new(secrets);
-    let hands = hands(data.path(), |config| {
-        config.egress.allow_private = vec![format!("127.0.0.1:{port}").parse().unwrap()];
-        config.secrets = secrets;
-    });
-    let ask = |path: &str| {
-        format!(
-            "exec 3<>/dev/tcp/127.0.0.1/3128; printf 'GET http://127.0.0.1:{port}{path} HTTP/1.1\\r\\n\
-             Host: 127.0.0.1:{port}\\r\\nx-key: %s\\r\\n\\r\\n' \"$API_KEY\" >&3; cat <&3"
-        )
-    };
-    let rule = |secret: &str| EgressRule {
-        ports: vec![port],
-        paths: vec!["/open".to_owned()],
-        secrets: vec![EgressSecret { variable: "API_KEY".into(), secret: secret.into() }],
-        ..EgressRule::for_host("127.0.0.1")
-    };
-    let limited = |rule| Networking::Limited { rules: vec![rule], package_managers: false };
-    let with = |session: &str, seq, command: &str, networking| {
-        let mut order = order(session, seq, command);
-        order.environment.networking = networking;
-        order
-    };
-    // Nothing said: there is not even a proxy.
-    let reply = hands.execute(&order("none", 1, &ask("/open"))).await.unwrap();
-    assert!(reply.is_error && reply.text.contains("refused"), "{}", reply.text);
-    assert_eq!(asked.load(Ordering::Relaxed), 0);
-    // What a rule allows, with the secret put in outside and taken out of the answer.
-    let open = with("some", 1, &ask("/open"), limited(rule("api")));
-    let reply = hands.execute(&open).await.unwrap();
-    assert!(reply.text.contains("200 OK") && reply.text.contains("known\n"), "{}", reply.text);
-    assert!(!reply.text.contains("unknown"), "{}", reply.text);
-    assert!(!reply.text.contains("the-secret-value"), "{}", reply.text);
-    assert_eq!(reply.report.egress.len(), 1);
-    assert!(reply.report.egress[0].allowed && reply.report.egress[0].port == port);
-    let inside = with("some", 2, "env; cat /proc/*/environ", limited(rule("api")));
-    let inside = hands.execute(&inside).await.unwrap().text;
-    assert!(inside.contains("API_KEY=") && !inside.contains("the-secret-value"), "{inside}");
-    // What no rule allows.
-    let closed = with("some", 3, &ask("/closed"), limited(rule("api")));
-    let reply = hands.execute(&closed).await.unwrap();
-    assert!(reply.text.contains(" 403 ") && reply.text.contains("policy"), "{}", reply.text);
-    assert!(!reply.report.egress[0].allowed, "{:?}", reply.report);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
-    // The keys of model providers cannot be named.
-    let theft = with("thief", 1, &ask("/open"), limited(rule("anthropic_api_key")));
-    let error = hands.execute(&theft).await.unwrap_err().to_string();
-    assert!(error.contains("anthropic_api_key") && !error.contains("never-to-be"), "{error}");
 }
 
 async fn an_idle_sandbox_is_ended() {
@@ -464,168 +378,6 @@ async fn what_a_session_is_given_is_there_and_stays_as_it_is() {
         assert!(reply.text.contains(denied) || reply.text.contains(busy), "{}", reply.text);
         hands.close().await;
     }
-}
-
-/// Hands whose packages come from a directory that holds one wheel: a module and a program.
-fn hands_with_a_wheel(data: &Path, wheels: &Path) -> Arc<LocalHands> {
-    const MAKE: &str = "import sys, zipfile
-z = zipfile.ZipFile(sys.argv[1] + '/spoken-1.0-py3-none-any.whl', 'w')
-z.writestr('spoken.py', 'WORD = \"heard\"\\ndef main(): print(\"the program \" + WORD)\\n')
-info = 'spoken-1.0.dist-info/'
-z.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: spoken\\nVersion: 1.0\\n')
-z.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
-z.writestr(info + 'entry_points.txt', '[console_scripts]\\nspoken = spoken:main\\n')
-z.writestr(info + 'RECORD', '')
-z.close()";
-    let made = Command::new("python3").args(["-c", MAKE]).arg(wheels).status();
-    assert!(made.unwrap().success());
-    hands(data, |config| config.packages.directory = Some(wheels.to_owned()))
-}
-
-/// Whether this host's sandboxes have pip; without it two laws cannot be looked at.
-fn has_pip() -> bool {
-    let pip = Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
-    let found = pip.is_ok_and(|output| output.status.success());
-    if !found {
-        println!("SKIPPED: /usr/bin/python3 has no pip, so no package is installed");
-    }
-    found
-}
-
-fn with_packages(session: &str, seq: u64, command: &str, pip: &[&str]) -> ToolOrder {
-    let mut order = order(session, seq, command);
-    order.environment.packages.pip = pip.iter().map(|&package| package.to_owned()).collect();
-    order
-}
-
-async fn packages_are_installed_once_for_all_sessions() {
-    if !has_pip() {
-        return;
-    }
-    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let hands = hands_with_a_wheel(data.path(), wheels.path());
-    let command = "python3 -c 'import spoken; print(\"module\", spoken.WORD)'; spoken; \
-                   touch /opt/tailstep/packages/x 2>&1";
-    let (a, b) = (
-        with_packages("a", 1, command, &["spoken==1.0"]),
-        with_packages("b", 1, command, &["spoken==1.0"]),
-    );
-    let (a, b) = tokio::join!(hands.execute(&a), hands.execute(&b));
-    for reply in [a.unwrap(), b.unwrap()] {
-        for said in ["module heard", "the program heard", "Read-only file system"] {
-            assert!(reply.text.contains(said), "{said}: {}", reply.text);
-        }
-    }
-    let layers = || {
-        let all = fs::read_dir(data.path().join("layers")).unwrap();
-        all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
-    };
-    let built = layers();
-    assert_eq!(built.len(), 1, "{built:?}");
-    let place = data.path().join("layers").join(&built[0]);
-    let made_at = fs::metadata(&place).unwrap().modified().unwrap();
-    // Another process finds it: the wheel is not needed any more.
-    hands.close().await;
-    let again = self::hands(data.path(), |config| {
-        config.packages.directory = Some(wheels.path().to_owned());
-    });
-    fs::remove_file(wheels.path().join("spoken-1.0-py3-none-any.whl")).unwrap();
-    let reply = again.execute(&with_packages("c", 1, "spoken", &["spoken==1.0"])).await.unwrap();
-    assert!(reply.text.contains("the program heard"), "{}", reply.text);
-    assert_eq!(fs::metadata(&place).unwrap().modified().unwrap(), made_at);
-    // A session without packages sees none.
-    assert!(bash(&again, "d", 1, "spoken").await.unwrap().text.contains("not found"));
-}
-
-/// Every name is this machine.
-struct AllHere;
-
-#[async_trait::async_trait]
-impl Resolver for AllHere {
-    async fn resolve(&self, _name: &str) -> io::Result<Vec<IpAddr>> {
-        Ok(vec![IpAddr::from([127, 0, 0, 1])])
-    }
-}
-
-/// A package index of one wheel (PEP 503).
-async fn index_server(wheel: Vec<u8>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") && client.read_buf(&mut head).await.unwrap_or(0) > 0
-            {
-            }
-            let page = "<a href=\"/spoken-1.0-py3-none-any.whl\">spoken-1.0-py3-none-any.whl</a>";
-            let (kind, body) = match head.starts_with(b"GET /spoken-1.0") {
-                true => ("application/octet-stream", wheel.clone()),
-                false => ("text/html", page.as_bytes().to_vec()),
-            };
-            let head = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
-                 Connection: close\r\n\r\n",
-                body.len()
-            );
-            let _ = client.write_all(&[head.as_bytes(), &body].concat()).await;
-        }
-    });
-    port
-}
-
-async fn packages_come_from_registries_through_the_way_out() {
-    if !has_pip() {
-        return;
-    }
-    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    hands_with_a_wheel(data.path(), wheels.path()).close().await;
-    let wheel = fs::read(wheels.path().join("spoken-1.0-py3-none-any.whl")).unwrap();
-    let port = index_server(wheel).await;
-    let with_rules = |registries: Vec<EgressRule>| {
-        let data = tempfile::tempdir().unwrap();
-        let hands = hands(data.path(), |config| {
-            config.egress.allow_private = vec![format!("127.0.0.1:{port}").parse().unwrap()];
-            config.egress.resolver = Arc::new(AllHere);
-            config.packages.registries = registries;
-            config.packages.environment = vec![
-                ("PIP_INDEX_URL".into(), format!("http://index.test:{port}/simple")),
-                ("PIP_TRUSTED_HOST".into(), "index.test".into()),
-                ("PIP_RETRIES".into(), "0".into()),
-            ];
-        });
-        (data, hands)
-    };
-    let rule = EgressRule { ports: vec![port], ..EgressRule::for_host("index.test") };
-    let (_data, open) = with_rules(vec![rule]);
-    let reply = open.execute(&with_packages("a", 1, "spoken", &["spoken==1.0"])).await.unwrap();
-    assert!(reply.text.contains("the program heard"), "{}", reply.text);
-    // The session's own sandbox has no network all the same.
-    let reply = bash(&open, "a", 2, "exec 3<>/dev/tcp/127.0.0.1/3128").await.unwrap();
-    assert!(reply.is_error && reply.text.contains("refused"), "{}", reply.text);
-    let (_data, closed) = with_rules(Vec::new());
-    let refused = closed.execute(&with_packages("a", 1, "true", &["spoken==1.0"])).await;
-    let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains("pip"), "{refused}");
-}
-
-async fn a_failed_installation_is_told_and_not_repeated_at_once() {
-    if !has_pip() {
-        return;
-    }
-    let (data, wheels) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let hands = hands_with_a_wheel(data.path(), wheels.path());
-    let ask = |session: &str| with_packages(session, 1, "touch ran; ls", &["missing==9"]);
-    let failed = hands.execute(&ask("a")).await.unwrap_err();
-    let HandsError::Unprepared { told } = &failed else { panic!("{failed:?}") };
-    for said in ["this call did not run", "pip:", "missing==9"] {
-        assert!(told.contains(said), "{told}");
-    }
-    let begun = Instant::now();
-    let again = hands.execute(&ask("b")).await.unwrap_err();
-    assert!(begun.elapsed() < Duration::from_millis(200), "it was built again");
-    assert_eq!(again.to_string(), failed.to_string());
-    assert_eq!(fs::read_dir(data.path().join("layers")).unwrap().count(), 0, "nothing is left");
-    assert!(!workspace_dir(data.path(), &key("a")).join("ran").exists());
 }
 
 /// Only root reads what the sandbox's user has closed to itself.
