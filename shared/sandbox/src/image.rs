@@ -78,12 +78,17 @@ fn unpack_into(mut file: File, archive: &Path, into: &Path) -> Result<(), ImageE
     let mut tar = Archive::new(content.take(BYTES_MAX));
     let refused = |why: String| ImageError::Refused { path: archive.to_owned(), why };
     let mut entries = 0;
-    for entry in tar.entries().map_err(unreadable)? {
+    // The library's own message would show the file's content.
+    let unlike = |_| ImageError::Refused {
+        path: archive.to_owned(),
+        why: "it is no tar archive, or a damaged one".to_owned(),
+    };
+    for entry in tar.entries().map_err(unlike)? {
         entries += 1;
         if entries > ENTRIES_MAX {
             return Err(refused(format!("it has more than {ENTRIES_MAX} entries")));
         }
-        place(&mut entry.map_err(unreadable)?, into).map_err(refused)?;
+        place(&mut entry.map_err(unlike)?, into).map_err(refused)?;
     }
     match fs::read_dir(into).map(|mut found| found.next().is_none()) {
         Ok(false) => Ok(()),

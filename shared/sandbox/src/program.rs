@@ -19,6 +19,8 @@ use crate::{
 
 pub use crate::wire::Exited;
 
+const KILLED: i32 = 9;
+
 /// What to run, with this process's standard streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -87,6 +89,8 @@ pub fn run(
     let ending = launch(&start, inner_line, |watched| seen.watch(watched));
     let ending = ending.map_err(refused)?;
     Ok(match (seen.end, ending) {
+        // The kernel kills with the signal that anybody may send.
+        (Some(End::Exited(Exited::Signal(KILLED))), Ending::OutOfMemory) => End::OutOfMemory,
         (Some(end), _) => end,
         (None, Ending::LifeOver) => End::TimeOver,
         (None, Ending::OutOfMemory) => End::OutOfMemory,

@@ -112,6 +112,16 @@ fn limits_are_kept_and_named() {
     fails(&["--time-ms", "300", "--", "sleep", "60"], 124, "--time-ms");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     fails(&["--disk-mb", "2", "--", "sh", "-c", "head -c 9000000 /dev/zero > f"], 1, "space");
+    fails(&["--root", "/etc/passwd", "--", "true"], 125, "no tar archive");
+    let doctor = run(Path::new("/"), &["sandbox", "doctor"]).stdout;
+    if String::from_utf8_lossy(&doctor).contains("stands   control group (") {
+        let hungry = ["--memory-mb", "64", "--", "python3", "-c", "x = bytearray(400 << 20)"];
+        fails(&hungry, 137, "--memory-mb");
+        let killed = sandboxed(&["--memory-mb", "64", "--", "sh", "-c", "kill -9 $$"]);
+        assert_eq!((killed.status.code(), killed.stderr), (Some(137), Vec::new()));
+    } else {
+        println!("SKIPPED: no control group here, so memory is bounded per process only");
+    }
     let work = tempfile::tempdir().unwrap();
     let fill = "while :; do head -c 8000000 /dev/zero >> f; sleep 0.05; done";
     let at = work.path().to_str().unwrap();

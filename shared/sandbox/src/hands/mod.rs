@@ -41,7 +41,7 @@ use self::{
 use crate::{
     pass,
     spec::{Access, Strictness},
-    wire::{self, Order, REPORT_BYTES_MAX, Report, Start},
+    wire::{self, Job, Order, REPORT_BYTES_MAX, Report, Start},
 };
 
 /// How the guard ended, told to the supervisor by its exit status.
@@ -202,7 +202,9 @@ impl Outside<'_> {
         if let Some(cgroup) = cgroup {
             cgroup.remove();
         }
-        let killed = status == Some(Signal::KILL.as_raw());
+        // PID 1 itself, or the program that it was there for.
+        let killed =
+            status == Some(Signal::KILL.as_raw()) || matches!(self.start.job, Job::Program { .. });
         match ending {
             Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
             ending => ending,
