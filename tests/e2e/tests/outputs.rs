@@ -191,10 +191,10 @@ fn packages_are_accepted_only_where_they_can_be_installed() {
         "name": "packaged",
         "config": {"type": "cloud", "packages": {"pip": ["missing==9"]}},
     });
-    let plain = Dev::start(data.path(), &[], &[]).unwrap();
-    let (status, said) = plain.call("POST", "/v1/environments", Some(&environment)).unwrap();
+    let handless = Dev::start(data.path(), &["--no-hands"], &[]).unwrap();
+    let (status, said) = handless.call("POST", "/v1/environments", Some(&environment)).unwrap();
     assert_eq!(status, 400, "{said}");
-    drop(plain);
+    drop(handless);
     let from = [("TAILSTEP_PACKAGES", wheels.path().to_str().unwrap())];
     let dev = Dev::start(data.path(), &[], &from).unwrap();
     let environment = dev.ok("POST", "/v1/environments", Some(&environment)).unwrap();
