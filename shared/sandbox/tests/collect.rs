@@ -328,6 +328,30 @@ fn each_limit_leaves_out_the_rest_and_says_so() {
     assert_eq!(manifest.left_out_count(), 9);
 }
 
+/// Lists are held from the top down to the directory being read. Were names counted only when they
+/// are visited, a tree that is wide on every level could make the collector hold the limit times its
+/// depth.
+#[test]
+fn the_names_of_all_levels_share_one_limit() {
+    let (_holder, at) = tree();
+    let mut level = at.clone();
+    for _ in 0..4 {
+        for index in 0..40 {
+            fs::write(level.join(format!("z{index:02}")), "").unwrap();
+        }
+        level = level.join("a");
+        fs::create_dir(&level).unwrap();
+    }
+    // The top has 41 names, which leaves room for 9; its directory comes first and may not take more.
+    let limits = Limits { entries_max: 50, left_out_named_max: 4, ..Limits::default() };
+    let (Collected { manifest, .. }, _) = run(&at, &limits, &Known::default());
+    let (top, below): (Vec<&str>, Vec<&str>) =
+        paths(&manifest).into_iter().partition(|path| !path.contains('/'));
+    assert_eq!(top.len(), 40);
+    assert!(below.len() <= 50 - 41, "{below:?}");
+    assert_eq!(left_out(&manifest), [(".", "everything behind the first 50 entries")]);
+}
+
 #[test]
 fn ten_thousand_files_and_a_bottomless_tree_end_in_time() {
     let (_holder, at) = tree();

@@ -44,7 +44,7 @@ pub struct Limits {
     /// Bytes given to the store, files that had to be read twice and files that changed meanwhile
     /// included.
     pub stored_bytes_max: u64,
-    /// Directory entries looked at.
+    /// Directory entries listed, and so the most names that are held at one time.
     pub entries_max: usize,
     /// Directories within each other, the collected one not counted.
     pub depth_max: usize,

@@ -39,7 +39,11 @@ pub(super) struct Collector<'a, 's> {
     until: Option<Instant>,
     manifest: Manifest,
     known: Known,
+    /// Names that were listed, and so were held: the lists of a directory and of all above it are
+    /// there at the same time.
     entries: usize,
+    /// A directory had more names than there was room for; it is reported.
+    is_cut: bool,
     bytes: u64,
     stored_bytes: u64,
 }
@@ -55,7 +59,7 @@ enum Attempt {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Walk {
     On,
-    /// A limit of the whole walk is reached, and reported.
+    /// Its time is up, and reported.
     Over,
 }
 
@@ -76,6 +80,7 @@ impl<'a, 's> Collector<'a, 's> {
             manifest: Manifest::empty(),
             known: Known::default(),
             entries: 0,
+            is_cut: false,
             bytes: 0,
             stored_bytes: 0,
         }
@@ -103,17 +108,11 @@ impl<'a, 's> Collector<'a, 's> {
             }
         };
         for name in names {
-            if self.entries >= self.limits.entries_max {
-                let most = self.limits.entries_max;
-                self.leave_out(&[], format!("everything behind the first {most} entries"));
-                return Ok(Walk::Over);
-            }
             if self.is_late() {
                 let most = self.limits.time_ms_max;
                 self.leave_out(&[], format!("everything not read within {most} ms"));
                 return Ok(Walk::Over);
             }
-            self.entries += 1;
             let mut at = path.to_vec();
             if !at.is_empty() {
                 at.push(b'/');
@@ -126,9 +125,10 @@ impl<'a, 's> Collector<'a, 's> {
         Ok(Walk::On)
     }
 
-    /// At most one name more than there is room for, so that the caller sees that there are more.
-    fn names(&self, directory: &OwnedFd) -> rustix::io::Result<Vec<OsString>> {
-        let room = self.limits.entries_max.saturating_sub(self.entries);
+    /// As many names as there is room for. They count as soon as they are listed: counted one by one
+    /// as they are visited, each level of a deep tree could hold the whole limit once more.
+    fn names(&mut self, directory: &OwnedFd) -> rustix::io::Result<Vec<OsString>> {
+        let most = self.limits.entries_max;
         let mut names = Vec::new();
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
@@ -136,10 +136,15 @@ impl<'a, 's> Collector<'a, 's> {
             if name == b"." || name == b".." {
                 continue;
             }
-            names.push(OsString::from_vec(name.to_vec()));
-            if names.len() > room {
+            if self.entries >= most {
+                if !self.is_cut {
+                    self.is_cut = true;
+                    self.leave_out(&[], format!("everything behind the first {most} entries"));
+                }
                 break;
             }
+            self.entries += 1;
+            names.push(OsString::from_vec(name.to_vec()));
         }
         names.sort_unstable();
         Ok(names)
