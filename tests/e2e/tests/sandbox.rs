@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpListener,
-    os::unix::process::ExitStatusExt,
+    os::unix::{fs::MetadataExt, process::ExitStatusExt},
     path::Path,
     process::{Child, Output, Stdio},
     thread,
@@ -145,6 +145,17 @@ fn mounts_and_roots_show_what_they_should() {
     let at = workspace.to_str().unwrap();
     prints(&["--workspace", at, "--", "sh", "-c", "pwd; echo made > f"], "/workspace\n");
     assert_eq!(fs::read_to_string(workspace.join("f")).unwrap(), "made\n");
+    // Everything is ours again, and nothing of it can lend our rights.
+    fs::write(workspace.join("own"), "").unwrap();
+    let make = "mkdir d; cp /bin/true d/x; chmod 4755 d/x; rm own; ls";
+    prints(&["--workspace", at, "--", "sh", "-c", make], "d\nf\n");
+    let (mine, made) = (folder.path().metadata().unwrap(), workspace.join("d/x"));
+    for path in [&workspace, &workspace.join("d"), &workspace.join("f"), &made] {
+        assert_eq!(path.metadata().unwrap().uid(), mine.uid(), "{}", path.display());
+    }
+    if mine.uid() == 0 {
+        assert_eq!(made.metadata().unwrap().mode() & 0o6000, 0);
+    }
 
     let root = folder.path().join("root");
     system(&root);

@@ -39,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR|TAR")]
     root: Option<PathBuf>,
 
-    /// A directory that belongs to the sandbox, at /workspace; as root, its files are given to the
-    /// sandbox's user
+    /// A directory that the sandbox may change, at /workspace; as root, its files belong to the
+    /// sandbox's user meanwhile
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
 

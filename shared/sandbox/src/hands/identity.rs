@@ -8,12 +8,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, openat, statat},
+    fs::{AtFlags, CWD, FileType, Gid, Stat, Uid, chownat},
     process::{Pid, getegid, geteuid},
     thread::{CapabilitySet, capabilities, set_thread_groups},
 };
 
-use crate::toolset::{Inner, Root, Step, Walked, walk};
+use super::tree::{Stopped, visit};
 
 /// The user inside. Not 0, so that programs that behave differently for root do not.
 pub(super) const INNER_ID: u32 = 1_000;
@@ -23,7 +23,7 @@ pub(super) const INNER_ID: u32 = 1_000;
 const HOST_IDS: std::ops::Range<u32> = 0x7000_0000..0x7001_0000;
 
 /// Files of one workspace whose owner is changed; a tree larger than this is a mistake.
-const OWNED_MAX: usize = 5_000_000;
+const OWNED_MAX: u64 = 5_000_000;
 
 pub(super) struct Identity {
     host_uid: u32,
@@ -65,51 +65,29 @@ impl Identity {
         Ok(Self { host_uid, host_gid, switches, mounts_outside })
     }
 
-    /// Gives the sandbox's user everything in its workspace, without following links. A file with
+    /// Gives the sandbox's user everything in `directory`, without following links. A file with
     /// several names may have one elsewhere and keeps its owner, unless the sandbox made it.
-    pub(super) fn take_over(&self, workspace: &Path) -> Result<(), String> {
-        let failed = |what: &Path, why: &dyn std::fmt::Display| {
-            format!("workspace {}: cannot take over {}: {why}", workspace.display(), what.display())
+    pub(super) fn take_over(&self, directory: &Path) -> Result<Lent, String> {
+        let found = fs::metadata(directory);
+        let failed = |why: &dyn std::fmt::Display| {
+            format!("cannot take over {}: {why}", directory.display())
         };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let top = openat(CWD, workspace, flags, Mode::empty())
-            .map_err(|why| failed(Path::new("."), &why))?;
+        let found = found.map_err(|why| failed(&why))?;
+        let (uid, gid) = (self.host_uid, self.host_gid);
+        if self.switches {
+            own(directory, (uid, gid), |_| true).map_err(|why| failed(&why))?;
+        }
+        Ok(Lent { directory: directory.to_owned(), uid: found.uid(), gid: found.gid() })
+    }
+
+    /// Gives what the sandbox's user has in `lent` to whoever had the directory before.
+    pub(super) fn give_back(&self, lent: &Lent) -> Result<(), String> {
         if !self.switches {
             return Ok(());
         }
-        let (uid, gid) = (Uid::from_raw(self.host_uid), Gid::from_raw(self.host_gid));
-        let own = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        chownat(&top, "", Some(uid), Some(gid), own).map_err(|why| failed(Path::new("."), &why))?;
-        let root = Root::open(workspace, workspace).map_err(|why| failed(Path::new("."), &why))?;
-        let mut wrong = None;
-        let mut visit = |path: &Inner, kind: FileType| match self.own(&root, path, kind) {
-            Ok(()) => Step::On,
-            Err(why) => {
-                wrong = Some(failed(path.as_path(), &why));
-                Step::Stop
-            }
-        };
-        let mut unreadable = None;
-        let walked = walk(&root, &Inner::top(), OWNED_MAX, &mut visit, &mut |path, why| {
-            unreadable.get_or_insert_with(|| failed(path.as_path(), &why));
-        });
-        match (wrong.or(unreadable), walked) {
-            (Some(why), _) => Err(why),
-            (None, Walked::Bounded) => Err(failed(Path::new("."), &"too many files")),
-            (None, Walked::Whole | Walked::Stopped) => Ok(()),
-        }
-    }
-
-    fn own(&self, root: &Root, path: &Inner, kind: FileType) -> io::Result<()> {
-        let holder = root.parent(path).map_err(io::Error::other)?;
-        let name = path.as_path().file_name().unwrap_or_default();
-        let stat = statat(&holder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let taken = (stat.st_uid, stat.st_gid) == (self.host_uid, self.host_gid);
-        if taken || (kind != FileType::Directory && stat.st_nlink > 1) {
-            return Ok(());
-        }
-        let (uid, gid) = (Uid::from_raw(self.host_uid), Gid::from_raw(self.host_gid));
-        Ok(chownat(&holder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+        let ours = |found: &Stat| found.st_uid == self.host_uid;
+        own(&lent.directory, (lent.uid, lent.gid), ours)
+            .map_err(|why| format!("cannot give back {}: {why}", lent.directory.display()))
     }
 
     /// Leaves the supervisor's supplementary groups, which would reach into the sandbox.
@@ -132,6 +110,30 @@ impl Identity {
         put("uid_map", &format!("{INNER_ID} {} 1", self.host_uid))?;
         put("gid_map", &format!("{INNER_ID} {} 1", self.host_gid))
     }
+}
+
+/// A directory that the sandbox's user has for a while, and whose it was.
+pub(super) struct Lent {
+    directory: PathBuf,
+    uid: u32,
+    gid: u32,
+}
+
+/// Makes `owner` (user, group) the owner of the directory and of what is in it, as far as `meant`.
+fn own(directory: &Path, owner: (u32, u32), meant: impl Fn(&Stat) -> bool) -> Result<(), Stopped> {
+    let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+    let nofollow = AtFlags::SYMLINK_NOFOLLOW;
+    chownat(CWD, directory, Some(uid), Some(gid), AtFlags::empty()).map_err(io::Error::from)?;
+    visit(directory, OWNED_MAX, &mut |holder, name, found| {
+        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        let done = (found.st_uid, found.st_gid) == owner;
+        // Another name of the file may lie elsewhere.
+        let elsewhere = !is_directory && found.st_nlink > 1;
+        if done || elsewhere || !meant(found) {
+            return Ok(());
+        }
+        Ok(chownat(holder, name, Some(uid), Some(gid), nofollow)?)
+    })
 }
 
 /// A stable number for a workspace: the same one gets the same user again, so that its files need

@@ -8,6 +8,7 @@ mod identity;
 mod init;
 mod root;
 pub(crate) mod sys;
+mod tree;
 mod usage;
 
 use std::{
@@ -146,13 +147,22 @@ pub(crate) fn launch(
     umask(Mode::from_raw_mode(0o022));
     let identity = Identity::choose(start.workspace.as_deref())?;
     let owned = start.mounts.iter().filter(|mount| mount.access == Access::Owned);
+    let mut lent = Vec::new();
     for directory in start.workspace.iter().chain(owned.map(|mount| &mount.source)) {
-        identity.take_over(directory)?;
+        lent.push(identity.take_over(directory)?);
     }
     identity.drop_groups()?;
     let layout = if identity.mounts_outside { root::take(start)? } else { Layout::default() };
     let life_over = born + Duration::from_millis(start.limits.life_ms_max);
-    Outside { start, identity, life_over }.run(line, layout, watch)
+    let outside = Outside { start, identity, life_over };
+    let ending = outside.run(line, layout, watch);
+    // A session's directories go to its next sandbox as they are; a user's go back to the user.
+    if let Job::Program { .. } = start.job {
+        for directory in &lent {
+            outside.identity.give_back(directory)?;
+        }
+    }
+    ending
 }
 
 /// What stays with the guard.

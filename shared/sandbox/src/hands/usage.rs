@@ -3,15 +3,15 @@
 //! beyond its limit. One that only has much may go on, or nobody could clean up.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
-use rustix::fs::{AtFlags, FileType, statat};
+use rustix::fs::FileType;
 
+use super::tree::{Stopped, visit};
 use crate::{
     spec::{Access, Limits},
-    toolset::{Inner, Root, Step, Walked, walk},
     wire::Start,
 };
 
@@ -51,7 +51,8 @@ impl<'a> Usage<'a> {
         (!self.directories.is_empty()).then_some(self.next)
     }
 
-    /// Looks, if it is time; true when the limit is passed and there is more than the last time.
+    /// Looks, if it is time; true when the limit is passed and there is more than the last time, or so
+    /// much, or so deep, that it is not counted.
     pub(crate) fn is_passed(&mut self) -> bool {
         if self.next().is_none_or(|next| Instant::now() < next) {
             return false;
@@ -59,41 +60,34 @@ impl<'a> Usage<'a> {
         let began = Instant::now();
         let held = self.held();
         self.next = Instant::now() + EVERY.max(began.elapsed() * PAUSE_FACTOR);
+        let Some(held) = held else { return true };
         let Some(last) = self.last.replace(held) else { return false };
         let Limits { disk_bytes, disk_entries_max, .. } = *self.limits;
         (held.bytes > disk_bytes && held.bytes > last.bytes + GROWTH_BYTES)
             || (held.entries > disk_entries_max && held.entries > last.entries + GROWTH_ENTRIES)
     }
 
-    fn held(&self) -> Held {
+    /// `None` when no limit lets it be counted.
+    fn held(&self) -> Option<Held> {
         let mut held = Held::default();
         // Beyond twice the limit the exact number does not matter.
-        let most = usize::try_from(self.limits.disk_entries_max.saturating_mul(2));
-        let most = most.unwrap_or(usize::MAX);
+        let most = self.limits.disk_entries_max.saturating_mul(2);
         for directory in &self.directories {
-            let Ok(root) = Root::open(directory, &PathBuf::from("/")) else { continue };
-            let mut visit = |path: &Inner, kind: FileType| {
+            let visited = visit(directory, most, &mut |_, _, found| {
                 held.entries += 1;
-                held.bytes = held.bytes.saturating_add(bytes(&root, path, kind));
-                Step::On
-            };
-            let walked = walk(&root, &Inner::top(), most, &mut visit, &mut |_, _| {});
-            if walked == Walked::Bounded {
-                // So that growth beyond what is counted is growth.
-                held.entries = held.entries.saturating_add(self.last.map_or(0, |l| l.entries));
+                if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile {
+                    // What the file takes on the disk, holes not counted.
+                    let blocks = u64::try_from(found.st_blocks).unwrap_or(0);
+                    held.bytes = held.bytes.saturating_add(blocks.saturating_mul(512));
+                }
+                Ok(())
+            });
+            match visited {
+                // Something that cannot be read now can be the next time.
+                Ok(()) | Err(Stopped::Failed(_)) => {}
+                Err(Stopped::Nested | Stopped::Entries) => return None,
             }
         }
-        held
+        Some(held)
     }
-}
-
-/// What a file takes on the disk, holes not counted.
-fn bytes(root: &Root, path: &Inner, kind: FileType) -> u64 {
-    if kind != FileType::RegularFile {
-        return 0;
-    }
-    let Ok(holder) = root.parent(path) else { return 0 };
-    let name = path.as_path().file_name().unwrap_or_default();
-    let found = statat(&holder, name, AtFlags::SYMLINK_NOFOLLOW);
-    found.map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512))
 }
