@@ -13,7 +13,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tailstep_core::{agent::AgentSpec, ids::UnixMs};
-use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
+use tailstep_runtime::ports::DocumentKind;
 
 pub(crate) use self::body::snapshot;
 use crate::{
@@ -23,10 +23,10 @@ use crate::{
     error::ApiError,
     fields::Fields,
     metadata::Metadata,
-    page::{PageBody, Scope, fill},
+    page::PageBody,
     query::Query,
     repeat::Creation,
-    store::{self, Stored},
+    store::{self, Listed, Stored},
 };
 
 const ID_PREFIX: &str = "agent_";
@@ -169,14 +169,6 @@ pub(crate) async fn versions(
     page_of(&api, &caller, listed, limit, page, keep).await
 }
 
-/// Which documents a list shows.
-struct Listed<'a> {
-    kind: DocumentKind,
-    prefix: &'a str,
-    name: &'a str,
-}
-
-/// One page, newest first.
 async fn page_of(
     api: &Api,
     caller: &Caller,
@@ -185,17 +177,8 @@ async fn page_of(
     page: Option<String>,
     keep: impl Fn(&Stored<Agent>) -> bool,
 ) -> Answer {
-    let Listed { kind, prefix, name } = listed;
-    let scope = Scope { tenant: &caller.tenant, list: name, order: "desc" };
-    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
-    let fetch = |after, limit| async move {
-        let query = ListDocuments { prefix: prefix.to_owned(), after, limit, descending: true };
-        let page = api.app.documents.list(&caller.tenant, kind, &query).await?;
-        let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
-        Ok(Page { items, more: page.more })
-    };
-    let (found, more) =
-        fill(limit, after, fetch, |agent: &Stored<Agent>| agent.id.as_str(), keep).await?;
-    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
+    let documents = api.app.documents.as_ref();
+    let (found, next_page) =
+        store::list(documents, &caller.tenant, listed, limit, page, keep).await?;
     json(&PageBody { data: found.iter().map(body::agent).collect(), next_page })
 }

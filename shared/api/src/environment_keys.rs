@@ -19,7 +19,7 @@ use tailstep_core::{
 };
 use tailstep_runtime::{
     ids::{new_id, nonce},
-    ports::{Document, DocumentKind, Documents, DocumentsError, Expect, ListDocuments},
+    ports::{Document, DocumentKind, Documents, DocumentsError, Expect},
 };
 
 use crate::{
@@ -29,11 +29,11 @@ use crate::{
     environments,
     error::ApiError,
     fields::{Fields, check_name},
-    page::{PageBody, Scope as List},
+    page::PageBody,
     query::Query,
     scope::Reach,
     stamp::stamp,
-    store::{self, Stored},
+    store::{self, Listed, Stored},
 };
 
 /// What every key begins with, so that scanners for leaked secrets find it.
@@ -107,14 +107,12 @@ pub(crate) async fn list(
     query.finish()?;
     check_environment(&api, &caller, &environment).await?;
     let name = format!("environments/{environment}/keys");
-    let scope = List { tenant: &caller.tenant, list: &name, order: "desc" };
-    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
-    let wanted = ListDocuments { prefix: place(&environment, ""), after, limit, descending: true };
+    let prefix = place(&environment, "");
     let kind = DocumentKind::EnvironmentKeyName;
-    let page = api.app.documents.list(&caller.tenant, kind, &wanted).await?;
-    let keys: Vec<Stored<Name>> =
-        page.items.into_iter().map(store::read).collect::<Result<_, _>>()?;
-    let next_page = keys.last().filter(|_| page.more).map(|last| scope.cursor(&last.id));
+    let listed = Listed { kind, prefix: &prefix, name: &name };
+    let documents = api.app.documents.as_ref();
+    let (keys, next_page): (Vec<Stored<Name>>, _) =
+        store::list(documents, &caller.tenant, listed, limit, page, |_| true).await?;
     answer(&PageBody { data: keys.iter().map(shown).collect(), next_page })
 }
 

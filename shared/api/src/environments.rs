@@ -18,7 +18,7 @@ use tailstep_core::{
     ids::UnixMs,
     limits::input::NAME_CHARS_MAX,
 };
-use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
+use tailstep_runtime::ports::DocumentKind;
 
 use self::networking::Network;
 use crate::{
@@ -28,11 +28,11 @@ use crate::{
     error::ApiError,
     fields::{Fields, check_length, check_name},
     metadata::{EmptyValue, Metadata, patched},
-    page::{PageBody, Scope, fill},
+    page::PageBody,
     query::Query,
     repeat::Creation,
     stamp::stamp,
-    store::{self, Stored},
+    store::{self, Listed, Stored},
 };
 
 pub(crate) const ID_PREFIX: &str = "env_";
@@ -222,19 +222,11 @@ pub(crate) async fn list(
     let limit = query.limit(PAGE_DEFAULT, PAGE_MAX)?;
     let page = query.one("page")?;
     query.finish()?;
-    let scope = Scope { tenant: &caller.tenant, list: "environments", order: "desc" };
-    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
-    let (api, tenant) = (api.as_ref(), caller.tenant.as_str());
-    let fetch = |after, limit| async move {
-        let query = ListDocuments { prefix: String::new(), after, limit, descending: true };
-        let page = api.app.documents.list(tenant, DocumentKind::Environment, &query).await?;
-        let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
-        Ok(Page { items, more: page.more })
-    };
     let keep = |stored: &Stored<Environment>| archived || stored.value.archived_at_ms.is_none();
-    let (found, more) =
-        fill(limit, after, fetch, |stored: &Stored<Environment>| stored.id.as_str(), keep).await?;
-    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
+    let listed = Listed { kind: DocumentKind::Environment, prefix: "", name: "environments" };
+    let documents = api.app.documents.as_ref();
+    let (found, next_page) =
+        store::list(documents, &caller.tenant, listed, limit, page, keep).await?;
     answer(&PageBody { data: found.iter().map(shown).collect(), next_page })
 }
 

@@ -16,7 +16,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tailstep_core::{files::FileContent, ids::UnixMs};
-use tailstep_runtime::ports::{DocumentKind, ListDocuments, Page};
+use tailstep_runtime::ports::DocumentKind;
 
 pub(crate) use self::{content::download, upload::upload};
 use crate::{
@@ -24,10 +24,10 @@ use crate::{
     auth::Caller,
     edge::{Answer, Id, json as answer},
     error::ApiError,
-    page::{PageBody, Scope, fill},
+    page::PageBody,
     query::Query,
     stamp::stamp,
-    store::{self, Stored},
+    store::{self, Listed, Stored},
 };
 
 const ID_PREFIX: &str = "file_";
@@ -178,20 +178,15 @@ async fn by_ids(api: &Api, caller: &Caller, ids: &[String], scope: Option<&str>)
 
 /// Newest first.
 async fn uploads(api: &Api, caller: &Caller, limit: usize, page: Option<String>) -> Answer {
-    let scope = Scope { tenant: &caller.tenant, list: "files", order: "desc" };
-    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
-    let tenant = caller.tenant.as_str();
-    let fetch = |after, limit| async move {
-        let query = ListDocuments { prefix: String::new(), after, limit, descending: true };
-        let page = api.app.documents.list(tenant, DocumentKind::File, &query).await?;
-        let items = page.items.into_iter().map(|item| store::read(item).map(File::of_upload));
-        Ok(Page { items: items.collect::<Result<Vec<_>, _>>()?, more: page.more })
-    };
     let now_ms = api.now_ms();
-    let keep = |file: &File| !file.is_expired(now_ms);
-    let (found, more) = fill(limit, after, fetch, |file: &File| file.id.as_str(), keep).await?;
-    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
-    answer(&PageBody { data: found.iter().map(shown).collect(), next_page })
+    let keep =
+        |stored: &Stored<Upload>| stored.value.expires_at_ms.is_none_or(|at_ms| at_ms > now_ms);
+    let listed = Listed { kind: DocumentKind::File, prefix: "", name: "files" };
+    let documents = api.app.documents.as_ref();
+    let (found, next_page) =
+        store::list(documents, &caller.tenant, listed, limit, page, keep).await?;
+    let data = found.into_iter().map(|stored| shown(&File::of_upload(stored))).collect();
+    answer(&PageBody { data, next_page })
 }
 
 fn shown(file: &File) -> Value {

@@ -15,10 +15,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tailstep_runtime::{
-    ids::new_id,
-    ports::{DocumentKind, ListDocuments, Page},
-};
+use tailstep_runtime::{ids::new_id, ports::DocumentKind};
 
 use self::{
     form::Form,
@@ -36,11 +33,11 @@ use crate::{
     auth::Caller,
     edge::{Answer, Id, json as answer},
     error::ApiError,
-    page::{PageBody, Scope, fill},
+    page::PageBody,
     query::Query,
     repeat::Creation,
     stamp::stamp,
-    store::{self, Stored},
+    store::{self, Listed, Stored},
 };
 
 const ID_PREFIX: &str = "skill_";
@@ -121,18 +118,10 @@ pub(crate) async fn list(
     let page = query.one("page")?;
     query.finish()?;
     let wanted = source.is_none_or(|source| source == "custom");
-    let scope = Scope { tenant: &caller.tenant, list: "skills", order: "desc" };
-    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
-    let (shared, tenant) = (api.as_ref(), caller.tenant.as_str());
-    let fetch = |after, limit| async move {
-        let query = ListDocuments { prefix: String::new(), after, limit, descending: true };
-        let page = shared.app.documents.list(tenant, DocumentKind::Skill, &query).await?;
-        let items = page.items.into_iter().map(store::read).collect::<Result<Vec<_>, _>>()?;
-        Ok(Page { items, more: page.more })
-    };
-    let (found, more) =
-        fill(limit, after, fetch, |skill: &Stored<Skill>| skill.id.as_str(), |_| wanted).await?;
-    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
+    let listed = Listed { kind: DocumentKind::Skill, prefix: "", name: "skills" };
+    let documents = api.app.documents.as_ref();
+    let (found, next_page) =
+        store::list(documents, &caller.tenant, listed, limit, page, |_| wanted).await?;
     let mut data = Vec::new();
     for skill in &found {
         data.push(shown(skill, latest(&api, &caller, &skill.id).await?.as_ref()));

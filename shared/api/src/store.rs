@@ -5,10 +5,13 @@ use serde::{Serialize, de::DeserializeOwned};
 use tailstep_core::ids::UnixMs;
 use tailstep_runtime::{
     memory::DOCUMENT_BYTES_MAX,
-    ports::{Document, DocumentKind, Documents, DocumentsError, Expect},
+    ports::{Document, DocumentKind, Documents, DocumentsError, Expect, ListDocuments, Page},
 };
 
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    page::{Scope, fill},
+};
 
 /// A document, read.
 #[derive(Debug, Clone)]
@@ -73,6 +76,40 @@ pub(crate) async fn put<T: Serialize>(
         Err(DocumentsError::Conflict { .. }) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Which documents a list shows.
+pub(crate) struct Listed<'a> {
+    pub(crate) kind: DocumentKind,
+    /// Of their ids.
+    pub(crate) prefix: &'a str,
+    /// The list's name in cursors, its parent's id included.
+    pub(crate) name: &'a str,
+}
+
+/// Up to `limit` documents for which `keep` holds, newest first, from the cursor `page` on; and the
+/// cursor of the page behind them.
+pub(crate) async fn list<T: DeserializeOwned>(
+    documents: &dyn Documents,
+    tenant: &str,
+    listed: Listed<'_>,
+    limit: usize,
+    page: Option<String>,
+    keep: impl Fn(&Stored<T>) -> bool,
+) -> Result<(Vec<Stored<T>>, Option<String>), ApiError> {
+    let Listed { kind, prefix, name } = listed;
+    let scope = Scope { tenant, list: name, order: "desc" };
+    let after = page.map(|cursor| scope.place(&cursor)).transpose()?;
+    let fetch = |after, limit| async move {
+        let query = ListDocuments { prefix: prefix.to_owned(), after, limit, descending: true };
+        let page = documents.list(tenant, kind, &query).await?;
+        let items = page.items.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        Ok(Page { items, more: page.more })
+    };
+    let (found, more) =
+        fill(limit, after, fetch, |stored: &Stored<T>| stored.id.as_str(), keep).await?;
+    let next_page = found.last().filter(|_| more).map(|last| scope.cursor(&last.id));
+    Ok((found, next_page))
 }
 
 /// Whether `id` has the shape of an id that `runtime::ids::new_id` makes. Anything else cannot exist

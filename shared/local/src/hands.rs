@@ -9,7 +9,6 @@ mod pool;
 mod way_out;
 
 use std::{
-    error::Error,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
@@ -18,11 +17,9 @@ use std::{
 use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
 use tailstep_egress::Config as EgressConfig;
-use tailstep_runtime::memory::MemorySecrets;
 use tailstep_runtime::ports::{Blobs, Hands, HandsError, Secrets, ToolOrder, ToolReply};
-use tailstep_sandbox::{
-    Call, Layers as Walls, Mount, Retry, Sandbox, SandboxError, Spec, check_host,
-};
+use tailstep_runtime::{error::chain, memory::MemorySecrets};
+use tailstep_sandbox::{Call, Layers as Walls, Mount, Retry, SandboxError, Spec, check_host};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
@@ -34,7 +31,7 @@ pub use packages::PackageSource;
 use folder::Folder;
 use packages::Layers;
 use pool::{Live, Pool, Use};
-use way_out::WayOut;
+use way_out::{Outside, WayOutError, provision};
 
 /// Said before the reply of a call that finds the shell of the calls before it gone.
 const NEW_SANDBOX: &str = "[This call ran in a new sandbox: the files in /workspace are as they \
@@ -163,14 +160,9 @@ impl LocalHands {
             spec.environment.extend(environment);
         }
         let HandsConfig { egress, secrets, .. } = &self.config;
-        let networking = &order.environment.networking;
-        let way_out = WayOut::prepare(networking, secrets.as_ref(), egress, &dir, &mut spec).await;
-        let mut way_out = way_out.map_err(|error| unavailable(chain(&error)))?;
-        let sandbox = Sandbox::provision(&spec).await;
-        let mut sandbox = sandbox.map_err(|error| unavailable(chain(&error)))?;
-        if let (Some(way_out), Some(listener)) = (&mut way_out, sandbox.take_listener()) {
-            way_out.serve(listener).map_err(|error| unavailable(error.to_string()))?;
-        }
+        let outside = Outside { config: egress, secrets: secrets.as_ref(), folder: &dir };
+        let made = provision(spec, &order.environment.networking, outside).await;
+        let (sandbox, way_out) = made.map_err(unprepared)?;
         let live = Live::new(sandbox, way_out, room);
         *held = Some(live.clone());
         Ok((live, had_one))
@@ -277,17 +269,18 @@ async fn end_the_idle(hands: Weak<LocalHands>, idle_ms: u64) {
     }
 }
 
-fn unavailable(what: String) -> HandsError {
-    HandsError::Unavailable { what }
+/// What the model can be told of: rules that cannot be kept. The rest is the operator's.
+fn unprepared(error: WayOutError) -> HandsError {
+    match &error {
+        WayOutError::Rules(_) => {
+            HandsError::Unprepared { told: format!("{}; the call did not run", chain(&error)) }
+        }
+        WayOutError::Secret { .. } | WayOutError::Setup(_) | WayOutError::Sandbox(_) => {
+            unavailable(chain(&error))
+        }
+    }
 }
 
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+fn unavailable(what: String) -> HandsError {
+    HandsError::Unavailable { what }
 }

@@ -64,3 +64,15 @@ impl RuntimeError {
         }
     }
 }
+
+/// An error and its causes, in one line, for an operator's log.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

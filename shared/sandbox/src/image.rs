@@ -5,17 +5,18 @@
 use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Seek},
-    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
-    path::{Component, Path, PathBuf},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
 use flate2::read::MultiGzDecoder;
-use tar::{Archive, Entry};
 use thiserror::Error;
 
-/// The most that an image may hold. Images of whole build systems have a few GiB.
-const BYTES_MAX: u64 = 16 << 30;
-const ENTRIES_MAX: u64 = 2_000_000;
+use crate::workspace::{Caps, WorkspaceError, unpack_system};
+
+/// Images of whole build systems have a few GiB in some hundred thousand files.
+const CAPS: Caps =
+    Caps { packed_bytes_max: u64::MAX, raw_bytes_max: 16 << 30, entries_max: 2_000_000 };
 
 #[derive(Debug, Error)]
 pub enum ImageError {
@@ -75,112 +76,21 @@ fn unpack_into(mut file: File, archive: &Path, into: &Path) -> Result<(), ImageE
     let file = BufReader::new(file);
     let content: Box<dyn Read> =
         if gzipped { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
-    let mut tar = Archive::new(content.take(BYTES_MAX));
-    let refused = |why: String| ImageError::Refused { path: archive.to_owned(), why };
-    let mut entries = 0;
-    // The library's own message would show the file's content.
-    let unlike = |_| ImageError::Refused {
+    unpack_system(content, into, &CAPS).map_err(|why| ImageError::Refused {
         path: archive.to_owned(),
-        why: "it is no tar archive, or a damaged one".to_owned(),
-    };
-    for entry in tar.entries().map_err(unlike)? {
-        entries += 1;
-        if entries > ENTRIES_MAX {
-            return Err(refused(format!("it has more than {ENTRIES_MAX} entries")));
-        }
-        place(&mut entry.map_err(unlike)?, into).map_err(refused)?;
-    }
+        // The library's own message would show the file's content.
+        why: if let WorkspaceError::Corrupt(_) = why {
+            "it is no tar archive, or a damaged one".to_owned()
+        } else {
+            why.to_string()
+        },
+    })?;
     match fs::read_dir(into).map(|mut found| found.next().is_none()) {
         Ok(false) => Ok(()),
-        _ => Err(refused("it holds no files".to_owned())),
-    }
-}
-
-/// Writes one entry below `into`.
-///
-/// # Errors
-/// One line that names the entry.
-fn place(entry: &mut Entry<'_, impl Read>, into: &Path) -> Result<(), String> {
-    let path = entry.path().map_err(|why| format!("an entry's path cannot be read: {why}"))?;
-    let path = path.into_owned();
-    let failed = |why: io::Error| format!("entry {}: {why}", path.display());
-    let Some(inner) = plain(&path) else {
-        return Err(format!("entry {} leads out of the image", path.display()));
-    };
-    if inner.as_os_str().is_empty() {
-        return Ok(());
-    }
-    let target = into.join(&inner);
-    let holder = target.parent().unwrap_or(into);
-    no_links(into, inner.parent().unwrap_or(Path::new(""))).map_err(failed)?;
-    fs::create_dir_all(holder).map_err(failed)?;
-    let kind = entry.header().entry_type();
-    let mode = entry.header().mode().map_err(failed)? & 0o777;
-    if kind.is_dir() {
-        if !fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
-            clear(&target).map_err(failed)?;
-            fs::create_dir(&target).map_err(failed)?;
-        }
-        // Whoever unpacks must be able to fill and to remove it.
-        return fs::set_permissions(&target, PermissionsExt::from_mode(mode | 0o700))
-            .map_err(failed);
-    }
-    if kind.is_file() {
-        clear(&target).map_err(failed)?;
-        let mut file = File::create_new(&target).map_err(failed)?;
-        io::copy(entry, &mut file).map_err(failed)?;
-        return file.set_permissions(PermissionsExt::from_mode(mode | 0o400)).map_err(failed);
-    }
-    if kind.is_symlink() || kind.is_hard_link() {
-        let link = entry.link_name().map_err(failed)?.unwrap_or_default().into_owned();
-        clear(&target).map_err(failed)?;
-        if kind.is_symlink() {
-            return symlink(link, &target).map_err(failed);
-        }
-        let Some(original) = plain(&link) else {
-            return Err(format!("entry {} links out of the image", path.display()));
-        };
-        no_links(into, &original).map_err(failed)?;
-        return fs::hard_link(into.join(original), &target).map_err(failed);
-    }
-    // Devices and pipes: those that a sandbox needs are made there.
-    Ok(())
-}
-
-/// A path without a root and without steps up; `None` if it has those.
-fn plain(path: &Path) -> Option<PathBuf> {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(name) => plain.push(name),
-            Component::CurDir | Component::RootDir => {}
-            Component::ParentDir | Component::Prefix(_) => return None,
-        }
-    }
-    Some(plain)
-}
-
-/// Nothing is written through a link that the image itself has put there.
-fn no_links(into: &Path, inner: &Path) -> io::Result<()> {
-    let mut at = into.to_owned();
-    for part in inner.components() {
-        at.push(part);
-        match fs::symlink_metadata(&at) {
-            Ok(found) if found.is_symlink() => {
-                return Err(io::Error::other("it would be reached through a link"));
-            }
-            Ok(_) => {}
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(why) => return Err(why),
-        }
-    }
-    Ok(())
-}
-
-fn clear(target: &Path) -> io::Result<()> {
-    match fs::remove_file(target) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-        _ => Ok(()),
+        Ok(true) | Err(_) => Err(ImageError::Refused {
+            path: archive.to_owned(),
+            why: "it holds no files".to_owned(),
+        }),
     }
 }
 

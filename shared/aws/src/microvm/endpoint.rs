@@ -1,6 +1,6 @@
 //! Requests to a machine's daemon, through the provider's endpoint for it.
 
-use std::{error::Error, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -14,6 +14,7 @@ use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
+use tailstep_runtime::error::chain;
 use tokio::time::timeout;
 
 use crate::clients::AMAZON_ROOTS;
@@ -151,17 +152,6 @@ fn base(endpoint: &str) -> Result<String, String> {
     } else {
         Ok(format!("https://{endpoint}"))
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

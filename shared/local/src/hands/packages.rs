@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::way_out::WayOut;
+use super::way_out::{Outside, provision};
 use crate::files::make_private_dir;
 
 /// Where sandboxes see a layer.
@@ -211,16 +211,13 @@ impl Layers {
         workspace: &Path,
         packages: &Packages,
     ) -> Result<(), String> {
-        let mut spec = self.spec(root, workspace);
-        let networking = self.networking();
-        let none = MemorySecrets::default();
-        let way_out =
-            WayOut::prepare(&networking, &none, &self.egress, &self.directory, &mut spec).await;
-        let mut way_out = way_out.map_err(|error| broken(&error))?;
-        let mut sandbox = Sandbox::provision(&spec).await.map_err(|error| broken(&error))?;
-        if let (Some(way_out), Some(listener)) = (&mut way_out, sandbox.take_listener()) {
-            way_out.serve(listener).map_err(|error| broken(&error))?;
-        }
+        let outside = Outside {
+            config: &self.egress,
+            secrets: &MemorySecrets::default(),
+            folder: &self.directory,
+        };
+        let made = provision(self.spec(root, workspace), &self.networking(), outside).await;
+        let (sandbox, _way_out) = made.map_err(|error| broken(&error))?;
         let mut outcome = Ok(());
         for manager in Manager::ALL {
             let wanted = packages.of(manager);

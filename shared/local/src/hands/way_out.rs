@@ -3,14 +3,13 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::TcpListener as StdListener,
     path::{Path, PathBuf},
 };
 
 use tailstep_core::{egress::Networking, event::HandsReport};
 use tailstep_egress::{Broker, Config, EgressError, Policy, Secret};
 use tailstep_runtime::ports::{Secrets, SecretsError};
-use tailstep_sandbox::{Access, Mount, Network, Spec};
+use tailstep_sandbox::{Access, Mount, Network, Sandbox, SandboxError, Spec};
 use thiserror::Error;
 use tokio::{net::TcpListener, task::JoinHandle};
 
@@ -27,49 +26,56 @@ pub(super) enum WayOutError {
     Rules(#[from] EgressError),
     #[error("cannot set up the sandbox's way out")]
     Setup(#[from] io::Error),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
 }
 
 /// Closed, with every connection through it, when it is dropped.
 pub(super) struct WayOut {
     broker: Broker,
-    serving: Option<JoinHandle<()>>,
+    serving: JoinHandle<()>,
+}
+
+/// What ways out are made with.
+pub(super) struct Outside<'a> {
+    pub(super) config: &'a Config,
+    pub(super) secrets: &'a dyn Secrets,
+    /// Keeps the certificates that the inside is to trust.
+    pub(super) folder: &'a Path,
+}
+
+/// Starts the sandbox `spec`, with the way out that `networking` allows; without one when that is
+/// nothing at all.
+pub(super) async fn provision(
+    mut spec: Spec,
+    networking: &Networking,
+    outside: Outside<'_>,
+) -> Result<(Sandbox, Option<WayOut>), WayOutError> {
+    if networking.is_none() {
+        return Ok((Sandbox::provision(&spec).await?, None));
+    }
+    let Outside { config, secrets, folder } = outside;
+    let policy = Policy::new(networking, &values(networking, secrets).await?)?;
+    let broker = Broker::new(policy, config.clone())?;
+    let environment = broker.environment();
+    if environment.iter().any(|(_, value)| *value == config.ca_file) {
+        let source = folder.join("egress-roots.pem");
+        fs::write(&source, broker.ca_bundle_pem())?;
+        let target = PathBuf::from(&config.ca_file);
+        spec.mounts.push(Mount { source, target, access: Access::ReadOnly });
+    }
+    spec.environment.extend(environment);
+    spec.network = Network::Proxy;
+    let mut sandbox = Sandbox::provision(&spec).await?;
+    let listener = sandbox.take_listener().ok_or_else(|| io::Error::other("no listener"))?;
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    let served = broker.clone();
+    let serving = tokio::spawn(async move { served.serve(listener).await });
+    Ok((sandbox, Some(WayOut { broker, serving })))
 }
 
 impl WayOut {
-    /// What `networking` allows; `None` when that is nothing at all. Adds to `spec` what the inside
-    /// needs to find it; `folder` keeps the certificates that the inside is to trust.
-    pub(super) async fn prepare(
-        networking: &Networking,
-        secrets: &dyn Secrets,
-        config: &Config,
-        folder: &Path,
-        spec: &mut Spec,
-    ) -> Result<Option<Self>, WayOutError> {
-        if networking.is_none() {
-            return Ok(None);
-        }
-        let policy = Policy::new(networking, &values(networking, secrets).await?)?;
-        let broker = Broker::new(policy, config.clone())?;
-        let environment = broker.environment();
-        if environment.iter().any(|(_, value)| *value == config.ca_file) {
-            let source = folder.join("egress-roots.pem");
-            fs::write(&source, broker.ca_bundle_pem())?;
-            let target = PathBuf::from(&config.ca_file);
-            spec.mounts.push(Mount { source, target, access: Access::ReadOnly });
-        }
-        spec.environment.extend(environment);
-        spec.network = Network::Proxy;
-        Ok(Some(Self { broker, serving: None }))
-    }
-
-    pub(super) fn serve(&mut self, listener: StdListener) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(listener)?;
-        let broker = self.broker.clone();
-        self.serving = Some(tokio::spawn(async move { broker.serve(listener).await }));
-        Ok(())
-    }
-
     /// Adds what was decided since the last time.
     pub(super) fn report(&self, report: &mut HandsReport) {
         let (decisions, dropped) = self.broker.take_decisions();
@@ -80,9 +86,7 @@ impl WayOut {
 
 impl Drop for WayOut {
     fn drop(&mut self) {
-        if let Some(serving) = &self.serving {
-            serving.abort();
-        }
+        self.serving.abort();
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 
 use thiserror::Error;
 
+pub(crate) use self::unpack::unpack_system;
 pub use self::{pack::pack, unpack::unpack};
 use crate::toolset::Root;
 

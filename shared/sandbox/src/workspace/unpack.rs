@@ -6,12 +6,12 @@ use std::{
     fs::File,
     io::{self, Read},
     os::{fd::AsFd, unix::ffi::OsStrExt},
-    path::Path,
+    path::{Component, Path},
 };
 
 use flate2::read::GzDecoder;
 use rustix::{
-    fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, symlinkat, unlinkat},
+    fs::{AtFlags, Mode, OFlags, fchmod, linkat, mkdirat, openat, symlinkat, unlinkat},
     io::Errno,
 };
 use tar::{Archive, EntryType};
@@ -38,12 +38,7 @@ pub fn unpack(bytes: &[u8], directory: &Path, caps: &Caps) -> Result<(), Workspa
     let framing = caps.entries_max as u64 * 4 * NAME_BYTES_MAX;
     let content = GzDecoder::new(bytes).take(caps.raw_bytes_max.saturating_add(framing));
     let mut archive = Archive::new(content);
-    let mut unpacker = Unpacker {
-        root,
-        tally: Tally { caps, entries: 0, raw_bytes: 0 },
-        name: None,
-        target: None,
-    };
+    let mut unpacker = Unpacker::new(root, caps, Kind::Workspace);
     // Raw entries: long names are read here, within a bound, rather than by the library.
     let entries = archive.entries().map_err(WorkspaceError::Corrupt)?.raw(true);
     for entry in entries {
@@ -54,7 +49,34 @@ pub fn unpack(bytes: &[u8], directory: &Path, caps: &Caps) -> Result<(), Workspa
     Ok(())
 }
 
+/// Unpacks a plain tar archive of a whole system, made by any program, into an existing directory.
+///
+/// # Errors
+/// As for [`unpack`]; but paths may begin at the root, files may have several names, and devices and
+/// pipes are passed over.
+pub(crate) fn unpack_system(
+    content: impl Read,
+    directory: &Path,
+    caps: &Caps,
+) -> Result<(), WorkspaceError> {
+    let mut unpacker = Unpacker::new(open(directory)?, caps, Kind::System);
+    let mut archive = Archive::new(content.take(caps.raw_bytes_max));
+    for entry in archive.entries().map_err(WorkspaceError::Corrupt)? {
+        unpacker.entry(entry.map_err(WorkspaceError::Corrupt)?)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// What packing writes.
+    Workspace,
+    /// What other programs make of a system's tree.
+    System,
+}
+
 struct Unpacker<'a> {
+    kind: Kind,
     root: Root,
     tally: Tally<'a>,
     /// Of the next entry, when it did not fit a header.
@@ -62,7 +84,26 @@ struct Unpacker<'a> {
     target: Option<Vec<u8>>,
 }
 
-impl Unpacker<'_> {
+impl<'a> Unpacker<'a> {
+    fn new(root: Root, caps: &'a Caps, kind: Kind) -> Self {
+        let tally = Tally { caps, entries: 0, raw_bytes: 0 };
+        Self { kind, root, tally, name: None, target: None }
+    }
+
+    /// A name as a path within the directory; `None` when it is not plain. Empty for the top itself.
+    fn inner(&self, name: &[u8]) -> Option<Inner> {
+        let path = Path::new(OsStr::from_bytes(name));
+        let path = match self.kind {
+            Kind::Workspace => path.to_owned(),
+            Kind::System => {
+                let rooted =
+                    |part: &Component<'_>| matches!(part, Component::RootDir | Component::CurDir);
+                path.components().filter(|part| !rooted(part)).collect()
+            }
+        };
+        Inner::plain(&path).filter(|_| !name.contains(&0))
+    }
+
     fn entry(&mut self, mut entry: tar::Entry<'_, impl Read>) -> Result<(), WorkspaceError> {
         let kind = entry.header().entry_type();
         if kind == EntryType::GNULongName || kind == EntryType::GNULongLink {
@@ -77,10 +118,13 @@ impl Unpacker<'_> {
         let target = self.target.take();
         let shown = String::from_utf8_lossy(&name[..name.len().min(200)]).into_owned();
         let hostile = |why: &str| WorkspaceError::Hostile { entry: shown.clone(), why: why.into() };
-        let path = Path::new(OsStr::from_bytes(&name));
-        let path = Inner::plain(path)
-            .filter(|path| !name.contains(&0) && !path.as_path().as_os_str().is_empty())
-            .ok_or_else(|| hostile("its path is not plain and relative"))?;
+        let top = |path: &Inner| path.as_path().as_os_str().is_empty();
+        let path = match self.inner(&name) {
+            Some(path) if !top(&path) => path,
+            // Archives of a whole directory begin with the directory.
+            Some(_) if self.kind == Kind::System && kind.is_dir() => return Ok(()),
+            Some(_) | None => return Err(hostile("its path is not plain and relative")),
+        };
         let size = entry.header().entry_size().map_err(WorkspaceError::Corrupt)?;
         self.tally.add(size)?;
         let mode = entry.header().mode().map_err(WorkspaceError::Corrupt)?;
@@ -100,8 +144,18 @@ impl Unpacker<'_> {
         } else if kind.is_symlink() {
             let target = target.or_else(|| entry.link_name_bytes().map(|name| name.into_owned()));
             link(&holder, &path, &target.unwrap_or_default())
-        } else {
+        } else if self.kind == Kind::Workspace {
             return Err(hostile("it is no file, directory or symbolic link"));
+        } else if kind.is_hard_link() {
+            let target = entry.link_name_bytes().unwrap_or_default();
+            let first = self.inner(&target).ok_or_else(|| hostile("it links out of the image"))?;
+            self.root
+                .parent(&first)
+                .map_err(failed)
+                .map(|from| another_name(&from, &first, &holder, &path))?
+        } else {
+            // Devices and pipes: those that a sandbox needs are made there.
+            Ok(())
         };
         outcome.map_err(|source| {
             // A file that ends before its announced size.
@@ -161,6 +215,18 @@ fn link(holder: &impl AsFd, path: &Inner, target: &[u8]) -> io::Result<()> {
     let name = path.as_path().file_name().unwrap_or_default();
     clear(holder, name)?;
     Ok(symlinkat(OsStr::from_bytes(target), holder, name)?)
+}
+
+fn another_name(
+    from: &impl AsFd,
+    first: &Inner,
+    holder: &impl AsFd,
+    path: &Inner,
+) -> io::Result<()> {
+    let name = path.as_path().file_name().unwrap_or_default();
+    clear(holder, name)?;
+    let first = first.as_path().file_name().unwrap_or_default();
+    Ok(linkat(from, first, holder, name, AtFlags::empty())?)
 }
 
 /// Removes what an earlier entry or the directory holds at a name, so that nothing is written
