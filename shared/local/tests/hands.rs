@@ -54,7 +54,8 @@ fn main() -> ExitCode {
         packages::packages_come_from_registries_through_the_way_out().await;
         closed_hands_refuse().await;
     });
-    println!("16 laws of the local hands hold");
+    let laws = if packages::has_pip() { 16 } else { 13 };
+    println!("{laws} laws of the local hands hold");
     ExitCode::SUCCESS
 }
 

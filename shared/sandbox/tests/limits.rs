@@ -8,26 +8,71 @@ use std::time::{Duration, Instant};
 use common::{Scene, start, start_with};
 use serde_json::json;
 
-/// The most memory, in KiB, that the helper's processes have used: `VmHWM` of PID 1, as the host
-/// sees it.
-fn peak_kib(scene: &Scene) -> u64 {
+/// The most memory, in KiB, that a process has used (`VmHWM`).
+fn peak_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Who runs commands: PID 1, the guard, and this process as their supervisor.
+fn runners(scene: &Scene) -> [(&'static str, u32); 3] {
     let guard = scene.guard_pid();
     let inner = common::children(guard);
     assert_eq!(inner.len(), 1, "the guard has one child, PID 1");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", inner[0])).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    [("PID 1", inner[0]), ("the guard", guard), ("the supervisor", std::process::id())]
+}
+
+#[tokio::test]
+#[ignore = "run by another test as a process of its own"]
+async fn role_flooded() {
+    let scene = start().await;
+    // A short flood first: what the code itself takes, and one reply of the largest kind, is no growth.
+    scene.run("bash", json!({ "command": "cat /dev/zero", "timeout_ms": 500 })).await;
+    let line = "yes \"$(head -c 100000 /dev/zero | tr '\\0' x)\" | tr -d '\\n'";
+    for command in ["cat /dev/zero", "yes", line] {
+        let before = runners(&scene).map(|(_, process)| peak_kib(process));
+        let start = Instant::now();
+        let input = json!({ "command": command, "timeout_ms": 10_000 });
+        let reply = scene.run("bash", input).await;
+        let took = start.elapsed();
+        assert!(reply.timed_out && reply.text.contains("timed out after 10000 ms"), "{command}");
+        assert!(took < Duration::from_secs(12), "{command}: {took:?}");
+        assert!(reply.truncated_bytes > 1 << 20, "{command}: {}", reply.truncated_bytes);
+        for ((name, process), before) in runners(&scene).into_iter().zip(before) {
+            let grown = peak_kib(process) - before;
+            println!("{command}: {name} held {before} KiB before and {grown} KiB more after");
+            assert!(grown < 2 * REPLY_KIB, "{name} grew by {grown} KiB");
+        }
+    }
+}
+
+/// The largest reply on the line: what is kept of a call's output, 100 KiB, as JSON, which spells a
+/// byte with up to six.
+const REPLY_KIB: u64 = 6 * 100;
+
+#[test]
+fn ten_seconds_of_flood_grow_nobody_beyond_two_replies() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "role_flooded", "--nocapture"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said.matches("KiB more after").count(), 9, "{said}");
 }
 
 #[tokio::test]
 async fn floods_use_neither_memory_nor_time() {
     let scene = start().await;
     scene.prints("true").await;
-    let before = peak_kib(&scene);
+    let [(_, pid_1), ..] = runners(&scene);
+    let before = peak_kib(pid_1);
     let cap = 100 << 10;
     for command in [
         "timeout 2 yes",
-        "timeout 10 cat /dev/zero",
+        "timeout 2 cat /dev/zero",
         "head -c 10000000 /dev/zero >&2; exec 1>&-; head -c 10000000 /dev/zero >&2",
         "timeout 3 python3 -c 'import os\nwhile True: os.write(1, b\"x\")'",
         "head -c 160000000 /dev/zero | tr '\\0' x",
@@ -41,7 +86,7 @@ async fn floods_use_neither_memory_nor_time() {
         assert!(reply.truncated_bytes > 100_000, "{command}: {}", reply.truncated_bytes);
         scene.run("bash", json!({ "restart": true })).await;
     }
-    let grown = peak_kib(&scene) - before;
+    let grown = peak_kib(pid_1) - before;
     assert!(grown < 2 * 1_024, "PID 1 grew by {grown} KiB over floods of hundreds of megabytes");
 }
 

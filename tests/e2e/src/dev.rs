@@ -15,8 +15,11 @@ use serde_json::Value;
 
 use crate::{built::Built, http};
 
+/// Part of every value that must show nowhere, so that one search finds them all.
+pub const CANARY: &str = "canary7f3a";
+
 /// The key that tests use.
-pub const KEY: &str = "e2e-key";
+pub const KEY: &str = "canary7f3a-e2e-key";
 
 /// A debug build on a busy machine takes this long at most to listen.
 const READY: Duration = Duration::from_secs(30);

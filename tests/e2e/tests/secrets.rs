@@ -4,19 +4,23 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
 use rustix::process::Signal;
 use serde_json::json;
-use tests_e2e::{Dev, dev::KEY, http};
+use tests_e2e::{
+    Dev,
+    dev::{CANARY, KEY},
+    http,
+};
 
 const TURN: Duration = Duration::from_secs(120);
-
-/// Part of every canary, so that one search finds them all.
-const CANARY: &str = "canary7f3a";
 
 const NAMES: [&str; 9] = [
     "ANTHROPIC_API_KEY",
@@ -40,6 +44,9 @@ fn canaries_show_nowhere() {
         NAMES.iter().map(|name| (*name, format!("{CANARY}-{name}"))).collect();
     let environment: Vec<(&str, &str)> =
         values.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let provider = refusing_provider();
+    let environment: Vec<(&str, &str)> =
+        environment.into_iter().chain([("TAILSTEP_OPENAI_BASE_URL", provider.as_str())]).collect();
     let mut dev = Dev::start(data.path(), &["--log", "trace"], &environment).unwrap();
     let session = dev.session("scripted/echo").unwrap();
     let at = data.path().display();
@@ -64,7 +71,14 @@ fn canaries_show_nowhere() {
     let results = events.iter().filter(|event| event["type"] == "agent.tool_result").count();
     assert_eq!(results, 6, "each command ran");
     clean("the events", json!(events).to_string().as_bytes());
+    // A provider that answers with the very key it was sent.
+    let refused = dev.session("openai/echo-my-key").unwrap();
+    dev.say(&refused, "hello").unwrap();
+    let said = json!(dev.rest(&refused, TURN).unwrap()).to_string();
+    assert!(said.contains("session.error"), "{said}");
+    clean("the error of a provider", said.as_bytes());
     let url = dev.url.clone();
+    clean("an answer to broken JSON", &broken_request(&url));
     for (method, path, key, body) in [
         ("POST", "/v1/agents", KEY, json!({ "name": 7 })),
         ("POST", "/v1/agents", "wrong-key", json!({})),
@@ -82,12 +96,57 @@ fn canaries_show_nowhere() {
     }
     dev.signal(Signal::TERM);
     dev.wait(Duration::from_secs(30)).unwrap();
-    for (_, line) in dev.log_lines() {
+    let log = dev.log_lines();
+    let steps = log.iter().filter(|(_, line)| line.contains("\"step\"")).count();
+    assert!(steps >= 12, "{steps} steps in {} lines of log", log.len());
+    for (_, line) in log {
         clean("the log", line.as_bytes());
     }
     for stored in files(data.path()).iter().filter(|stored| **stored != file) {
         clean(&stored.display().to_string(), &fs::read(stored).unwrap());
     }
+}
+
+/// A model provider that refuses every call, and repeats the credential in doing so.
+fn refusing_provider() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut request = BufReader::new(client.try_clone().unwrap());
+            let (mut line, mut key) = (String::new(), String::new());
+            while line != "\r\n" {
+                line.clear();
+                request.read_line(&mut line).unwrap();
+                if line.to_ascii_lowercase().starts_with("authorization:") {
+                    key = line.trim().to_owned();
+                }
+            }
+            assert!(key.contains(CANARY), "the provider is sent its key: {key}");
+            let body = json!({ "error": { "message": format!("bad key: {key}") } }).to_string();
+            let head = "HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json";
+            let length = body.len();
+            let answer =
+                format!("{head}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            let _ = client.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+fn broken_request(url: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    write!(
+        stream,
+        "POST /v1/agents HTTP/1.1\r\nHost: h\r\nx-api-key: {KEY}\r\nConnection: close\r\n\
+         Content-Length: 9\r\n\r\n{{\"name\": "
+    )
+    .unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&answer));
+    answer
 }
 
 #[track_caller]

@@ -21,7 +21,7 @@ use tokio::{
 use super::{bash, hands, key, order};
 
 /// Whether this host's sandboxes have pip; without it two laws cannot be looked at.
-fn has_pip() -> bool {
+pub(crate) fn has_pip() -> bool {
     let pip = Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
     let found = pip.is_ok_and(|output| output.status.success());
     if !found {
