@@ -13,7 +13,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tests_e2e::{Built, Dev};
+use tests_e2e::{Built, Dev, dev::KEY};
 
 /// A debug build on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -251,6 +251,6 @@ fn a_worker_without_a_good_key_says_so_and_ends() {
     assert!(run("", &stage.environment).contains("ANTHROPIC_ENVIRONMENT_KEY is not set"));
     let wrong = format!("tailstep_env_{}", "0".repeat(64));
     assert!(run(&wrong, &stage.environment).contains("401"));
-    assert!(run("e2e-key", &stage.environment).contains("403"));
+    assert!(run(KEY, &stage.environment).contains("403"));
     assert!(run(&stage.key, "env_other").contains("403"));
 }
