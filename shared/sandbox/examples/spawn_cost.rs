@@ -4,12 +4,17 @@
 
 use std::{
     error::Error,
+    fs::File,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use tailstep_sandbox::{Call, Sandbox, Spec};
+use tailstep_sandbox::{
+    Call, Sandbox, Spec,
+    program::{End, Exited, Program, Workspace, supervise},
+};
 
 /// Each kind of work runs in short turns, so that what else the machine does meets all alike.
 const TURNS: usize = 20;
@@ -25,8 +30,14 @@ const SIDE_BY_SIDE: usize = 8;
 const TICK_MS: f64 = 10.0;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-#[allow(clippy::print_stdout, reason = "printing is what this program is for")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // As a runtime does it, in a task.
+    tokio::spawn(async { measure().await.map_err(|why| why.to_string()) }).await??;
+    Ok(())
+}
+
+#[allow(clippy::print_stdout, reason = "printing is what this program is for")]
+async fn measure() -> Result<(), Box<dyn Error>> {
     let program =
         std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: spawn_cost TAILSTEP")?;
     // Written to, so that it is there and a fork would have to copy its page tables.
@@ -34,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let workspace = std::env::temp_dir().join(format!("spawn-cost-{}", std::process::id()));
     std::fs::create_dir(&workspace)?;
     let live = Sandbox::provision(&Spec::new(&workspace)).await?;
-    let mut works = vec![Work::Plain, Work::Command, Work::Whole, Work::Live];
+    let mut works = vec![Work::Plain, Work::Program, Work::Command, Work::Whole, Work::Live];
     if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_ok() {
         works.push(Work::Bubblewrap);
     } else {
@@ -67,6 +78,7 @@ struct Scene {
 #[derive(Clone, Copy)]
 enum Work {
     Plain,
+    Program,
     Command,
     Whole,
     Live,
@@ -77,7 +89,8 @@ impl Work {
     fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain spawn of /bin/true",
-            Self::Command => "create, /bin/true, destroy",
+            Self::Program => "create, /bin/true, destroy",
+            Self::Command => "tailstep sandbox run -- /bin/true",
             Self::Whole => "create, bash call of /bin/true, destroy",
             Self::Live => "bash call of /bin/true in a live sandbox",
             Self::Bubblewrap => "bubblewrap --unshare-all /bin/true",
@@ -87,6 +100,7 @@ impl Work {
     async fn run(self, scene: &Scene, round: usize) -> Result<(), Box<dyn Error>> {
         match self {
             Self::Plain => done(&mut Command::new("/bin/true")),
+            Self::Program => program(&scene.workspace).await,
             Self::Command => {
                 done(Command::new(&scene.program).args(["sandbox", "run", "--", "/bin/true"]))
             }
@@ -111,6 +125,15 @@ impl Work {
 fn done(command: &mut Command) -> Result<(), Box<dyn Error>> {
     let status = command.stdin(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { Err(format!("{command:?} ended with {status}").into()) }
+}
+
+async fn program(workspace: &Path) -> Result<(), Box<dyn Error>> {
+    let program =
+        Program { argv: vec!["/bin/true".into()], directory: None, workspace: Workspace::Mounted };
+    let nothing = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
+    let streams = [nothing()?, nothing()?, nothing()?];
+    let end = supervise(&Spec::new(workspace), &program, streams, |_, _| {}).await?;
+    if end == End::Exited(Exited::Code(0)) { Ok(()) } else { Err(format!("{end:?}").into()) }
 }
 
 async fn call(sandbox: &Sandbox, id: &str) -> Result<(), Box<dyn Error>> {

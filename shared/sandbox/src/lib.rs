@@ -1,8 +1,8 @@
 //! The hands: provisions, runs and destroys one sandbox, and holds the toolset that runs in it. It
 //! must not know credentials, sessions, models or the control plane.
 //!
-//! A [`Sandbox`] starts the helper executable `tailstep-hands`, which becomes PID 1 of new
-//! namespaces and runs the [`toolset`] there; calls and replies travel over one socket. Where the
+//! A [`Sandbox`] is asked of the helper executable `tailstep-hands`, which forks PID 1 of new
+//! namespaces, and that runs the [`toolset`] there; calls and replies travel over one socket. Where the
 //! machine itself is the wall, [`vm`] runs the same toolset in the calling process.
 
 #[cfg(not(target_os = "linux"))]
@@ -12,7 +12,9 @@ mod call;
 pub mod collect;
 mod error;
 pub mod hands;
+mod helper;
 pub mod image;
+mod line;
 mod lockdown;
 mod pass;
 pub mod program;

@@ -1,8 +1,16 @@
-//! One program in a fresh sandbox, started from this very process, which becomes the sandbox's guard
-//! meanwhile. For small programs such as the command line: a large one starts the helper instead
-//! ([`crate::Sandbox`]), since forking it would cost too much.
+//! One program in a fresh sandbox. The command line becomes the sandbox's guard itself meanwhile
+//! ([`run`]); a runtime, which has threads and much memory, asks the helper for one ([`supervise`]).
 
-use std::{ffi::OsString, fs, net::TcpListener, os::unix::net::UnixStream, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs, io,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::PathBuf,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -11,7 +19,9 @@ use rustix::{
 
 use crate::{
     error::SandboxError,
-    hands::{Ending, Watched, launch, sys},
+    hands::{Blank, Ending, Watched, launch, sys},
+    helper::Helper,
+    line::{Line, Opened},
     pass,
     spec::{Layers, Network, Spec, WORKSPACE},
     wire::{self, Job, REPORT_BYTES_MAX, Report, Start},
@@ -21,7 +31,7 @@ pub use crate::wire::Exited;
 
 const KILLED: i32 = 9;
 
-/// What to run, with this process's standard streams.
+/// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// The program and its arguments; looked for in the `PATH` of the sandbox.
@@ -56,7 +66,7 @@ pub enum End {
     Died,
 }
 
-/// Runs a program in a fresh sandbox and returns when nothing of it is left. `ready` is called once,
+/// Runs a program with this process's standard streams in a fresh sandbox, and returns when nothing of it is left. `ready` is called once,
 /// when the walls stand, with the proxy's listener if the specification asks for one; what the
 /// program sends there before somebody accepts is kept by the kernel.
 ///
@@ -76,19 +86,60 @@ pub fn run(
     }
     sys::keep_descriptors_here()
         .map_err(|why| refused(format!("cannot mark descriptors: {why}")))?;
+    let start = start(spec, program);
+    let pair = UnixStream::pair().map_err(|why| refused(format!("cannot make a socket: {why}")))?;
+    let (reports, inner_line) = pair;
+    let mut seen = Seen { reports, network: spec.network, ready: Some(ready), end: None };
+    let (input, output, errors) = (io::stdin(), io::stdout(), io::stderr());
+    let streams = [input.as_fd(), output.as_fd(), errors.as_fd()];
+    let ending = Blank::prepare()
+        .and_then(|blank| launch(blank, &start, inner_line, &streams, |w| seen.watch(w)))
+        .map_err(refused)?;
+    Ok(end(seen.end, ending))
+}
+
+/// The same by the helper, with `streams` as the program's standard input, output and errors. Dropping
+/// the future ends everything inside. Needs a tokio runtime.
+///
+/// # Errors
+/// When the host cannot give what `spec` asks for, and nothing ran; or the sandbox was lost.
+pub async fn supervise(
+    spec: &Spec,
+    program: &Program,
+    streams: [OwnedFd; 3],
+    ready: impl FnOnce(&Layers, Option<TcpListener>),
+) -> Result<End, SandboxError> {
+    spec.check().map_err(|what| SandboxError::Spec { what })?;
+    let helper = Helper::find(spec.helper_path.as_deref(), &spec.helper_args)?;
+    let given = streams.each_ref().map(AsFd::as_fd);
+    let Opened { mut line, layers, listener } =
+        Line::open(&helper, &start(spec, program), &given).await?;
+    drop(streams);
+    ready(&layers, listener);
+    let report = match line.socket() {
+        Some(socket) => wire::read_async(&mut socket.reports, REPORT_BYTES_MAX).await.ok(),
+        None => None,
+    };
+    let seen = match report {
+        Some(Report::Exited(exited)) => Some(End::Exited(exited)),
+        Some(Report::Ready(_) | Report::Refused { .. } | Report::Reply(_)) | None => None,
+    };
+    let ending = line.ended().await.map_err(|why| SandboxError::Gone { why })?;
+    Ok(end(seen, ending))
+}
+
+fn start(spec: &Spec, program: &Program) -> Start {
     let (home, workspace) = match program.workspace {
         Workspace::Mounted => (WORKSPACE, Some(spec.workspace.clone())),
         Workspace::None => ("/tmp", None),
     };
     let directory = program.directory.clone().unwrap_or_else(|| home.into());
-    let job = Job::Program { argv: program.argv.clone(), directory };
-    let start = Start::of(spec, job, workspace);
-    let pair = UnixStream::pair().map_err(|why| refused(format!("cannot make a socket: {why}")))?;
-    let (reports, inner_line) = pair;
-    let mut seen = Seen { reports, network: spec.network, ready: Some(ready), end: None };
-    let ending = launch(&start, inner_line, |watched| seen.watch(watched));
-    let ending = ending.map_err(refused)?;
-    Ok(match (seen.end, ending) {
+    Start::of(spec, Job::Program { argv: program.argv.clone(), directory }, workspace)
+}
+
+/// How it ended, by what was seen of the program and what the guard found.
+fn end(seen: Option<End>, ending: Ending) -> End {
+    match (seen, ending) {
         // The kernel kills with the signal that anybody may send.
         (Some(End::Exited(Exited::Signal(KILLED))), Ending::OutOfMemory) => End::OutOfMemory,
         (Some(end), _) => end,
@@ -96,7 +147,7 @@ pub fn run(
         (None, Ending::OutOfMemory) => End::OutOfMemory,
         (None, Ending::DiskFull) => End::DiskFull,
         (None, Ending::InsideDied | Ending::Released | Ending::Refused) => End::Died,
-    })
+    }
 }
 
 /// What the guard has seen of its sandbox.

@@ -1,51 +1,36 @@
-//! The supervisor's side of a `namespaces` sandbox: starts the helper, sends calls, keeps the
+//! The supervisor's side of a `namespaces` sandbox: asks the helper for it, sends calls, keeps the
 //! outer deadline, and ends everything when it is dropped. Needs a tokio runtime.
 
 use std::{
-    env, io,
+    fs, io,
     net::TcpListener as StdListener,
-    os::{fd::OwnedFd, unix::net::UnixStream as StdStream},
-    path::{Path, PathBuf},
-    process::Stdio,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::{
-    io::Interest,
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    process::{Child, Command},
     sync::{mpsc, oneshot},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 
 use crate::{
     call::{Call, Reply},
     error::SandboxError,
-    hands::Ending,
-    pass,
-    spec::{Layers, Network, Spec},
+    helper::Helper,
+    line::{Line, Opened, Socket},
+    spec::{Layers, Spec},
     wire::{self, Job, ORDER_BYTES_MAX, Order, REPORT_BYTES_MAX, Report, Start},
 };
-
-/// How long the helper may take to build the sandbox. It needs milliseconds; a machine under full
-/// load may need seconds.
-const READY_MS_MAX: u64 = 20_000;
 
 /// How much later than a call's own deadline its answer may come.
 const GRACE_MS: u64 = 5_000;
 
-/// How long the helper may take to end everything after it was told to.
-const END_MS_MAX: u64 = 5_000;
-
-const HELPER: &str = "tailstep-hands";
-
 /// One running sandbox. Dropping it ends everything inside.
 pub struct Sandbox {
     layers: Layers,
-    guard_pid: Option<u32>,
+    guard: Option<Arc<OwnedFd>>,
     listener: Option<StdListener>,
     requests: mpsc::Sender<Request>,
     /// Closed by dropping the sandbox, which ends a running call too.
@@ -72,14 +57,14 @@ impl Sandbox {
             return Err(SandboxError::Spec { what });
         }
         let start = Start::of(spec, Job::Tools, Some(spec.workspace.clone()));
-        let helper = helper_path(spec.helper_path.as_deref())?;
-        let (line, layers, listener) = Line::start(&helper, &spec.helper_args, start).await?;
+        let helper = Helper::find(spec.helper_path.as_deref(), &spec.helper_args)?;
+        let Opened { line, layers, listener } = Line::open(&helper, &start, &[]).await?;
         let (requests, queue) = mpsc::channel(16);
         let (alive, dropped) = oneshot::channel();
-        let guard_pid = line.guard.id();
+        let guard = line.guard();
         let keeper = Keeper { line, call_ms_max: spec.limits.call_ms_max };
         tokio::spawn(keeper.run(queue, dropped));
-        Ok(Self { layers, guard_pid, listener, requests, _alive: alive })
+        Ok(Self { layers, guard, listener, requests, _alive: alive })
     }
 
     /// Which walls stand, and which are missing and why.
@@ -93,9 +78,13 @@ impl Sandbox {
         self.listener.take()
     }
 
-    /// The helper's process on the host, the parent of everything inside, for logs and metrics.
+    /// The process on the host that is the parent of everything inside, for logs and metrics; `None`
+    /// once it has ended.
     pub fn guard_pid(&self) -> Option<u32> {
-        self.guard_pid
+        let number = self.guard.as_ref()?.as_raw_fd();
+        let told = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+        // -1 when it has ended (`pidfd_open(2)`).
+        told.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
     }
 
     /// Runs one call. Calls run one after another; a call whose id this sandbox has seen before
@@ -126,9 +115,9 @@ impl Sandbox {
 /// One line that says what is missing and what to change.
 pub async fn check_host(helper: Option<&Path>) -> Result<Layers, String> {
     let start = Start::of(&Spec::new("/"), Job::Look, None);
-    let helper = helper_path(helper).map_err(|why| why.to_string())?;
-    let started = Line::start(&helper, &[], start).await;
-    let (mut line, layers, _) = started.map_err(|why| why.to_string())?;
+    let helper = Helper::find(helper, &[]).map_err(|why| why.to_string())?;
+    let opened = Line::open(&helper, &start, &[]).await;
+    let Opened { mut line, layers, .. } = opened.map_err(|why| why.to_string())?;
     line.end().await;
     Ok(layers)
 }
@@ -204,7 +193,7 @@ impl Keeper {
             }
         };
         let deadline = Instant::now() + Duration::from_millis(wait_ms);
-        let Some(socket) = self.line.socket.as_mut() else {
+        let Some(socket) = self.line.socket() else {
             return Err(Lost::Ended { why: "it has ended".into() });
         };
         let outcome = tokio::select! {
@@ -260,134 +249,4 @@ async fn exchange(
     let cancel = wire::frame(&Order::Cancel { call_id: call_id.into() }, ORDER_BYTES_MAX)?;
     wire::write_async(orders, &cancel).await?;
     report.await
-}
-
-/// The connection to a helper, and the helper's own process, the guard.
-struct Line {
-    /// `None` once it was closed.
-    socket: Option<Socket>,
-    guard: Child,
-}
-
-struct Socket {
-    reports: OwnedReadHalf,
-    orders: OwnedWriteHalf,
-}
-
-impl Line {
-    async fn start(
-        helper: &Path,
-        args: &[String],
-        start: Start,
-    ) -> Result<(Self, Layers, Option<StdListener>), SandboxError> {
-        let failed = |source| SandboxError::Start { path: helper.to_owned(), source };
-        let (ours, theirs) = StdStream::pair().map_err(failed)?;
-        ours.set_nonblocking(true).map_err(failed)?;
-        let (reports, orders) = UnixStream::from_std(ours).map_err(failed)?.into_split();
-        // Without hooks between fork and exec the standard library uses posix_spawn, whose cost
-        // does not grow with the memory of this process.
-        let guard = Command::new(helper)
-            // Seen inside as the name of PID 1: a path would tell of the host.
-            .arg0(HELPER)
-            .args(args)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        let mut line = Self { socket: Some(Socket { reports, orders }), guard };
-        let limit = Duration::from_millis(READY_MS_MAX);
-        match timeout(limit, line.hello(start)).await {
-            Ok(Ok((Report::Ready(layers), listener))) => Ok((line, layers, listener)),
-            Ok(Ok((Report::Refused { why }, _))) => {
-                line.end().await;
-                Err(SandboxError::Refused { why })
-            }
-            Ok(Ok((Report::Reply(_) | Report::Exited(_), _)) | Err(_)) => {
-                let why = line.end().await;
-                Err(SandboxError::Refused { why: format!("the helper gave no answer: {why}") })
-            }
-            Err(_) => {
-                line.kill().await;
-                Err(SandboxError::Unresponsive { waited_ms: READY_MS_MAX })
-            }
-        }
-    }
-
-    async fn hello(&mut self, start: Start) -> io::Result<(Report, Option<StdListener>)> {
-        let socket = self.socket.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let network = start.network;
-        let frame = wire::frame(&Order::Start(start), ORDER_BYTES_MAX)?;
-        wire::write_async(&mut socket.orders, &frame).await?;
-        let report = wire::read_async(&mut socket.reports, REPORT_BYTES_MAX).await?;
-        let listener = match (&report, network) {
-            (Report::Ready(_), Network::Proxy) => {
-                let line: &UnixStream = socket.reports.as_ref();
-                let listener = line.async_io(Interest::READABLE, || pass::receive(line)).await?;
-                Some(StdListener::from(listener))
-            }
-            (Report::Ready(_), Network::None)
-            | (Report::Refused { .. } | Report::Reply(_) | Report::Exited(_), _) => None,
-        };
-        Ok((report, listener))
-    }
-
-    /// Closes the line, which ends everything inside, and says how the guard saw it end.
-    async fn end(&mut self) -> String {
-        self.socket = None;
-        match timeout(Duration::from_millis(END_MS_MAX), self.guard.wait()).await {
-            Ok(Ok(status)) => describe(status.code()),
-            Ok(Err(_)) | Err(_) => {
-                self.kill().await;
-                "its guard did not end and was killed".into()
-            }
-        }
-    }
-
-    /// Kills the guard. PID 1 sees that and ends as well.
-    async fn kill(&mut self) {
-        self.socket = None;
-        // Fails only when the guard has ended already.
-        let _ = self.guard.kill().await;
-    }
-}
-
-fn describe(code: Option<i32>) -> String {
-    match code.and_then(Ending::from_code) {
-        Some(Ending::Released) => "it was ended".into(),
-        Some(Ending::LifeOver) => "its time was over (life_ms_max)".into(),
-        Some(Ending::InsideDied) => "its first process died".into(),
-        Some(Ending::OutOfMemory) => {
-            "it used more memory than its limit, and the kernel ended it (memory_bytes)".into()
-        }
-        Some(Ending::DiskFull) => {
-            "it went on writing to its workspace or outputs beyond the limit \
-             (disk_bytes, disk_entries_max)"
-                .into()
-        }
-        Some(Ending::Refused) => "it could not be started".into(),
-        None => match code {
-            Some(code) => format!("its guard exited with code {code}"),
-            None => "its guard was killed".into(),
-        },
-    }
-}
-
-fn helper_path(explicit: Option<&Path>) -> Result<PathBuf, SandboxError> {
-    if let Some(path) = explicit {
-        return match path.is_file() {
-            true => Ok(path.to_owned()),
-            false => Err(SandboxError::NoHelper { looked_in: path.display().to_string() }),
-        };
-    }
-    let program = env::current_exe().unwrap_or_default();
-    // Test programs lie one directory below the others.
-    let beside: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
-    let found = beside.iter().map(|directory| directory.join(HELPER)).find(|path| path.is_file());
-    found.ok_or_else(|| {
-        let looked_in: Vec<String> = beside.iter().map(|path| path.display().to_string()).collect();
-        SandboxError::NoHelper { looked_in: looked_in.join(" and ") }
-    })
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::path;
+
 /// Where the workspace is seen inside a `namespaces` sandbox.
 pub const WORKSPACE: &str = "/workspace";
 
@@ -66,7 +68,7 @@ pub enum Root {
     #[default]
     Host,
     /// All of a directory that holds the tree of a whole system, such as an unpacked image.
-    Directory(PathBuf),
+    Directory(#[serde(with = "path")] PathBuf),
 }
 
 /// The way out.
@@ -101,8 +103,10 @@ pub(crate) fn check_variable(name: &str, value: &str) -> Result<(), String> {
 /// A host directory or file made visible inside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
+    #[serde(with = "path")]
     pub source: PathBuf,
     /// Absolute, outside the workspace, `/proc` and `/dev`.
+    #[serde(with = "path")]
     pub target: PathBuf,
     pub access: Access,
 }

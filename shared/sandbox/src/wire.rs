@@ -21,11 +21,9 @@ pub(crate) const ORDER_BYTES_MAX: usize = 8 << 20;
 /// The largest report: a full `read` (256 KiB) or the largest output, every byte escaped as six.
 pub(crate) const REPORT_BYTES_MAX: usize = 32 << 20;
 
-/// Supervisor to helper.
+/// Supervisor to PID 1.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// The first frame, once.
-    Start(Start),
     Call(Call),
     /// Ends the running call, if it is this one.
     Cancel {
@@ -33,9 +31,11 @@ pub(crate) enum Order {
     },
 }
 
+/// The first frame, to the guard: what to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) job: Job,
+    #[serde(with = "path::optional")]
     pub(crate) workspace: Option<PathBuf>,
     pub(crate) root: Root,
     pub(crate) mounts: Vec<Mount>,
@@ -67,11 +67,15 @@ pub(crate) enum Job {
     Look,
     /// Calls of the toolset, until the line closes.
     Tools,
-    /// One program, with the standard streams of the process that became the sandbox.
-    Program { argv: Vec<OsString>, directory: PathBuf },
+    /// One program, with standard streams from outside.
+    Program {
+        argv: Vec<OsString>,
+        #[serde(with = "path")]
+        directory: PathBuf,
+    },
 }
 
-/// Helper to supervisor.
+/// PID 1, or the guard, to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
     Ready(Layers),
@@ -96,6 +100,41 @@ pub enum Exited {
     NotExecutable {
         why: String,
     },
+}
+
+/// Paths as the bytes that they are; a string of JSON could not hold all of them.
+pub(crate) mod path {
+    use std::{
+        ffi::OsString,
+        path::{Path, PathBuf},
+    };
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        OsString::deserialize(from).map(PathBuf::from)
+    }
+
+    pub(crate) mod optional {
+        use super::{Deserialize, Deserializer, OsString, PathBuf, Serialize, Serializer};
+
+        pub(crate) fn serialize<S: Serializer>(
+            path: &Option<PathBuf>,
+            to: S,
+        ) -> Result<S::Ok, S::Error> {
+            path.as_deref().map(std::path::Path::as_os_str).serialize(to)
+        }
+
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+            from: D,
+        ) -> Result<Option<PathBuf>, D::Error> {
+            Ok(Option::<OsString>::deserialize(from)?.map(PathBuf::from))
+        }
+    }
 }
 
 /// Encodes a message as one frame.

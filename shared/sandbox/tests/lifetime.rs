@@ -13,6 +13,7 @@ use std::{
 
 use common::{children, start, start_with};
 use serde_json::json;
+use tailstep_sandbox::{Access, Mount};
 
 /// Host processes whose command line has `mark` as an argument.
 fn marked(mark: &str) -> Vec<u32> {
@@ -167,13 +168,101 @@ fn kill_9_of_the_supervisor_leaves_no_process() {
         .spawn()
         .unwrap();
     wait_for("daemons start", Duration::from_secs(20), || marked(mark).len() >= 4);
-    let guards = children(supervisor.id());
+    // The helper, its guards, of which one is a spare, and the first processes inside.
+    let helper = children(supervisor.id())[0];
+    wait_for("a spare guard", Duration::from_secs(3), || children(helper).len() == 2);
+    let guards = children(helper);
+    let mut all: Vec<u32> = guards.iter().flat_map(|guard| children(*guard)).collect();
+    all.extend([helper].iter().chain(&guards));
     supervisor.kill().unwrap();
     assert_eq!(supervisor.wait().unwrap().signal(), Some(9));
     wait_for("everything ends", Duration::from_secs(3), || {
         marked(mark).is_empty()
-            && guards.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            && all.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     });
+}
+
+/// Run apart, since it kills what other tests of this program use.
+#[tokio::test]
+#[ignore = "run by another test as a process of its own"]
+async fn role_helper_killer() {
+    let scene = start().await;
+    let helper = parent(scene.guard_pid());
+    let spare = || children(helper).into_iter().find(|guard| *guard != scene.guard_pid());
+    wait_for("a spare guard", Duration::from_secs(3), || spare().is_some());
+    // A spare that dies is replaced.
+    let first = spare().unwrap();
+    kill(first);
+    wait_for("another spare", Duration::from_secs(3), || spare().is_some_and(|pid| pid != first));
+    assert_eq!(start().await.prints("echo from a spare").await, "from a spare\n");
+    // So is a helper; what it had made goes on.
+    kill(helper);
+    assert_eq!(scene.prints("echo alive").await, "alive\n");
+    let second = start().await;
+    assert_eq!(second.prints("echo from another helper").await, "from another helper\n");
+    assert_ne!(parent(second.guard_pid()), helper);
+    scene.sandbox.destroy().await;
+    second.sandbox.destroy().await;
+}
+
+#[test]
+fn a_killed_helper_costs_nothing() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "role_helper_killer"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn parent(of: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{of}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_start_at_the_same_time() {
+    let starting: Vec<_> = (0..24)
+        .map(|number| {
+            tokio::spawn(async move {
+                let scene = start().await;
+                let said = scene.prints(&format!("echo {number} > own; cat own")).await;
+                assert_eq!(said, format!("{number}\n"));
+                scene.guard_pid()
+            })
+        })
+        .collect();
+    let mut guards = std::collections::BTreeSet::new();
+    for one in starting {
+        guards.insert(one.await.unwrap());
+    }
+    assert_eq!(guards.len(), 24, "each has its own guard");
+}
+
+/// A sandbox that was prepared before the host changed shows the host as it is.
+#[tokio::test]
+async fn what_the_host_mounts_later_is_seen() {
+    if !rustix::process::geteuid().is_root() {
+        // An ordinary user cannot mount anything here.
+        return;
+    }
+    start().await.sandbox.destroy().await;
+    // The spare has time to be made.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let place = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(place.path()).status();
+    assert!(mounted.unwrap().success());
+    fs::write(place.path().join("late"), "here").unwrap();
+    let source = place.path().to_owned();
+    let target = "/data".into();
+    let scene = start_with(|spec| {
+        spec.mounts.push(Mount { source, target, access: Access::ReadOnly });
+    })
+    .await;
+    assert_eq!(scene.prints("cat /data/late").await, "here");
+    scene.sandbox.destroy().await;
+    let gone = Command::new("umount").arg(place.path()).status();
+    assert!(gone.unwrap().success(), "a spare keeps no mount of the host busy");
 }
 
 /// The other half of the next test: everything over again as an ordinary user.
@@ -252,7 +341,9 @@ async fn fifty_sandboxes_leave_nothing_behind() {
     );
     assert_eq!(mounts(), mounts_before);
     for guard in guards {
-        assert!(!Path::new(&format!("/proc/{guard}")).exists(), "guard {guard} is left");
+        wait_for("guards end", Duration::from_secs(3), || {
+            !Path::new(&format!("/proc/{guard}")).exists()
+        });
         let groups = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let tops = groups.lines().filter(|line| line.contains(" - cgroup"));
         for top in tops.filter_map(|line| line.split(' ').nth(4)) {

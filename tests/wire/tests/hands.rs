@@ -78,7 +78,7 @@ impl Provider for Host {
             mounts.contains(&key.tenant)
         };
         let mut found = false;
-        for guard in children("self") {
+        for guard in children("self").iter().flat_map(|helper| children(helper)) {
             let inner = children(&guard);
             if !of_session(&guard) && !inner.iter().any(of_session) {
                 continue;

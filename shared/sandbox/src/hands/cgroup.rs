@@ -3,13 +3,11 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
     thread,
     time::{Duration, SystemTime},
 };
-
-use rustix::process::Pid;
 
 use crate::spec::Limits;
 
@@ -21,11 +19,16 @@ const PREFIX: &str = "tailstep-";
 /// A group left behind by a guard that was killed is swept when it is this old.
 const STALE: Duration = Duration::from_secs(60);
 
+/// Removed when it is dropped; all its processes must have been waited for.
 pub(super) struct Cgroup {
-    /// One with version 2, one for each controller with version 1; the first bounds memory.
-    directories: Vec<PathBuf>,
+    memory: PathBuf,
+    /// The same directory with version 2.
+    pids: PathBuf,
     version: u32,
 }
+
+/// The way into a group, with the rights of the process that made it.
+pub(super) struct Doors(Vec<File>);
 
 /// A line of `/proc/self/mountinfo` that is about control groups.
 struct Mounted {
@@ -37,7 +40,8 @@ struct Mounted {
 }
 
 impl Cgroup {
-    pub(super) fn create(limits: &Limits) -> Result<Self, String> {
+    /// Makes an empty group without limits.
+    pub(super) fn create() -> Result<(Self, Doors), String> {
         let read = |path: &str| {
             fs::read_to_string(path)
                 .map_err(|why| format!("control group: cannot read {path}: {why}"))
@@ -46,10 +50,8 @@ impl Cgroup {
         let mounts: Vec<Mounted> =
             read("/proc/self/mountinfo")?.lines().filter_map(Mounted::parse).collect();
         let name = format!("{PREFIX}{}-{}", std::process::id(), nonce());
-        version_2(&mounts, &groups, &name, limits)
-            .or_else(|why_2| {
-                version_1(&mounts, &groups, &name, limits).map_err(|why_1| (why_2, why_1))
-            })
+        version_2(&mounts, &groups, &name)
+            .or_else(|why_2| version_1(&mounts, &groups, &name).map_err(|why_1| (why_2, why_1)))
             .map_err(|(why_2, why_1)| {
                 format!(
                     "control group: none can be made (version 2: {why_2}; version 1: {why_1}): run \
@@ -57,21 +59,41 @@ impl Cgroup {
                      until then memory is bounded per process only"
                 )
             })
+            .and_then(|group| group.doors().map(|doors| (group, doors)))
     }
 
-    /// Puts a process into the group; what it starts is in it too.
-    pub(super) fn add(&self, pid: Pid) -> Result<(), String> {
-        for directory in &self.directories {
-            put(directory, "cgroup.procs", &pid.as_raw_nonzero().to_string())
-                .map_err(|why| format!("control group: cannot add PID 1: {why}"))?;
-        }
+    /// Sets what everything in the group may use together.
+    pub(super) fn limit(&self, limits: &Limits) -> Result<(), String> {
+        let memory = limits.memory_bytes.to_string();
+        let pids = limits.pids_max.saturating_add(OWN_TASKS).to_string();
+        let (most, swap, no_swap) = match self.version {
+            2 => ("memory.max", "memory.swap.max", "0"),
+            _ => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", memory.as_str()),
+        };
+        put(&self.memory, most, &memory)?;
+        put(&self.pids, "pids.max", &pids)?;
+        // Without swap accounting there is no such file, and no swap to bound.
+        let _ = put(&self.memory, swap, no_swap);
         Ok(())
+    }
+
+    fn doors(&self) -> Result<Doors, String> {
+        // With version 1, moving one thread spares the kernel a lock that all forks and exits take,
+        // which can be waited for as long as 10 ms.
+        let name = if self.version == 2 { "cgroup.procs" } else { "tasks" };
+        let door = |directory: &Path| {
+            let file = File::options().write(true).open(directory.join(name));
+            file.map_err(|why| {
+                format!("control group: cannot open {name} in {}: {why}", directory.display())
+            })
+        };
+        self.directories().map(door).collect::<Result<_, _>>().map(Doors)
     }
 
     /// The file that counts kills for lack of memory.
     pub(super) fn oom_events(&self) -> Option<File> {
         let name = if self.version == 2 { "memory.events" } else { "memory.oom_control" };
-        File::open(self.directories.first()?.join(name)).ok()
+        File::open(self.memory.join(name)).ok()
     }
 
     /// True when the kernel has killed a process of the group for lack of memory.
@@ -86,9 +108,15 @@ impl Cgroup {
         format!("control group (version {}): memory and processes", self.version)
     }
 
-    /// Removes the group; all its processes must have been waited for.
-    pub(super) fn remove(self) {
-        for directory in &self.directories {
+    fn directories(&self) -> impl Iterator<Item = &Path> {
+        let pids = (self.pids != self.memory).then_some(self.pids.as_path());
+        std::iter::once(self.memory.as_path()).chain(pids)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for directory in self.directories() {
             // The kernel takes a moment to take ended processes out of their group.
             for _ in 0..50 {
                 match fs::remove_dir(directory) {
@@ -101,12 +129,17 @@ impl Cgroup {
     }
 }
 
-fn version_2(
-    mounts: &[Mounted],
-    groups: &str,
-    name: &str,
-    limits: &Limits,
-) -> Result<Cgroup, String> {
+impl Doors {
+    /// Puts the calling process, which has one thread, into the group; what it starts is in it too.
+    pub(super) fn enter(self) -> Result<(), String> {
+        self.0
+            .into_iter()
+            .try_for_each(|mut door| door.write_all(b"0"))
+            .map_err(|why| format!("control group: cannot add PID 1: {why}"))
+    }
+}
+
+fn version_2(mounts: &[Mounted], groups: &str, name: &str) -> Result<Cgroup, String> {
     let mounted = mounts.iter().find(|mounted| mounted.version == 2).ok_or("not mounted")?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::")).ok_or("no group")?;
     let own = mounted.directory(own);
@@ -129,52 +162,24 @@ fn version_2(
             continue;
         }
         sweep(parent);
-        let group = Cgroup { directories: vec![parent.join(name)], version: 2 };
-        let made = make(&group.directories[0])
-            .and_then(|()| {
-                put(&group.directories[0], "memory.max", &limits.memory_bytes.to_string())
-            })
-            .and_then(|()| put(&group.directories[0], "pids.max", &pids(limits)));
-        match made {
-            Ok(()) => {
-                // Without swap accounting there is no such file, and no swap to bound.
-                let _ = put(&group.directories[0], "memory.swap.max", "0");
-                return Ok(group);
-            }
-            Err(refused) => {
-                group.remove();
-                why = refused;
-            }
+        let directory = parent.join(name);
+        match make(&directory) {
+            Ok(()) => return Ok(Cgroup { memory: directory.clone(), pids: directory, version: 2 }),
+            Err(refused) => why = refused,
         }
     }
     Err(why)
 }
 
-fn version_1(
-    mounts: &[Mounted],
-    groups: &str,
-    name: &str,
-    limits: &Limits,
-) -> Result<Cgroup, String> {
-    let mut group = Cgroup { directories: Vec::new(), version: 1 };
-    let settings = [
-        ("memory", "memory.limit_in_bytes", limits.memory_bytes.to_string()),
-        ("pids", "pids.max", pids(limits)),
-    ];
-    for (controller, file, value) in settings {
-        let made = controller_1(mounts, groups, controller, name).and_then(|directory| {
-            group.directories.push(directory.clone());
-            put(&directory, file, &value)
-        });
-        if let Err(why) = made {
-            group.remove();
-            return Err(why);
+fn version_1(mounts: &[Mounted], groups: &str, name: &str) -> Result<Cgroup, String> {
+    let memory = controller_1(mounts, groups, "memory", name)?;
+    match controller_1(mounts, groups, "pids", name) {
+        Ok(pids) => Ok(Cgroup { memory, pids, version: 1 }),
+        Err(why) => {
+            let _ = fs::remove_dir(memory);
+            Err(why)
         }
     }
-    // Only there with swap accounting; without it there is no swap to bound.
-    let swap = limits.memory_bytes.to_string();
-    let _ = put(&group.directories[0], "memory.memsw.limit_in_bytes", &swap);
-    Ok(group)
 }
 
 fn controller_1(
@@ -218,10 +223,6 @@ impl Mounted {
         let inner = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
         self.at.join(inner)
     }
-}
-
-fn pids(limits: &Limits) -> String {
-    limits.pids_max.saturating_add(OWN_TASKS).to_string()
 }
 
 fn make(directory: &Path) -> Result<(), String> {

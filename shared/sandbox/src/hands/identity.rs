@@ -25,33 +25,46 @@ const HOST_IDS: std::ops::Range<u32> = 0x7000_0000..0x7001_0000;
 /// Files of one workspace whose owner is changed; a tree larger than this is a mistake.
 const OWNED_MAX: u64 = 5_000_000;
 
-pub(super) struct Identity {
-    host_uid: u32,
-    host_gid: u32,
+/// What the supervisor may do for its sandboxes.
+pub(super) struct Rights {
     /// May give files and processes another owner.
     switches: bool,
     /// May copy mounts of the host's namespace, whatever the sandbox's user may reach.
     pub(super) mounts_outside: bool,
 }
 
-impl Identity {
-    pub(super) fn choose(workspace: Option<&Path>) -> Result<Self, String> {
+impl Rights {
+    pub(super) fn look() -> Result<Self, String> {
         let held = capabilities(None).map_err(|why| format!("cannot read capabilities: {why}"))?;
         let switching = CapabilitySet::SETUID
             | CapabilitySet::SETGID
             | CapabilitySet::CHOWN
             | CapabilitySet::DAC_OVERRIDE;
         let switches = held.effective.contains(switching);
-        let mounts_outside = held.effective.contains(CapabilitySet::SYS_ADMIN);
+        if !switches && geteuid().is_root() {
+            return Err("the supervisor is root but may not change users: run it as an \
+                        ordinary user, or give it CAP_SETUID, CAP_SETGID, CAP_CHOWN and \
+                        CAP_DAC_OVERRIDE"
+                .into());
+        }
+        let mounts_outside = switches && held.effective.contains(CapabilitySet::SYS_ADMIN);
+        Ok(Self { switches, mounts_outside })
+    }
+
+    /// Leaves the supervisor's supplementary groups, which would reach into the sandbox.
+    pub(super) fn drop_groups(&self) -> Result<(), String> {
+        if !self.switches {
+            return Ok(());
+        }
+        set_thread_groups(&[]).map_err(|why| format!("cannot leave supplementary groups: {why}"))
+    }
+
+    /// Chooses the host user of the sandbox over `workspace`.
+    pub(super) fn identity(&self, workspace: Option<&Path>) -> Result<Identity, String> {
+        let switches = self.switches;
         if !switches {
-            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-            if uid == 0 {
-                return Err("the supervisor is root but may not change users: run it as an \
-                            ordinary user, or give it CAP_SETUID, CAP_SETGID, CAP_CHOWN and \
-                            CAP_DAC_OVERRIDE"
-                    .into());
-            }
-            return Ok(Self { host_uid: uid, host_gid: gid, switches, mounts_outside: false });
+            let (host_uid, host_gid) = (geteuid().as_raw(), getegid().as_raw());
+            return Ok(Identity { host_uid, host_gid, switches });
         }
         let table = |name: &str| {
             fs::read_to_string(format!("/proc/self/{name}"))
@@ -62,9 +75,18 @@ impl Identity {
         let (host_uid, host_gid) = id.ok_or(
             "no user id but root's is mapped here: give this container a range of user ids",
         )?;
-        Ok(Self { host_uid, host_gid, switches, mounts_outside })
+        Ok(Identity { host_uid, host_gid, switches })
     }
+}
 
+pub(super) struct Identity {
+    host_uid: u32,
+    host_gid: u32,
+    /// May give files and processes another owner.
+    switches: bool,
+}
+
+impl Identity {
     /// Gives the sandbox's user everything in `directory`, without following links. A file with
     /// several names may have one elsewhere and keeps its owner, unless the sandbox made it.
     pub(super) fn take_over(&self, directory: &Path) -> Result<Lent, String> {
@@ -88,14 +110,6 @@ impl Identity {
         let ours = |found: &Stat| found.st_uid == self.host_uid;
         own(&lent.directory, (lent.uid, lent.gid), ours)
             .map_err(|why| format!("cannot give back {}: {why}", lent.directory.display()))
-    }
-
-    /// Leaves the supervisor's supplementary groups, which would reach into the sandbox.
-    pub(super) fn drop_groups(&self) -> Result<(), String> {
-        if !self.switches {
-            return Ok(());
-        }
-        set_thread_groups(&[]).map_err(|why| format!("cannot leave supplementary groups: {why}"))
     }
 
     /// Maps the inner user of the new namespace that `pid` is in.

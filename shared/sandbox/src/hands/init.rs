@@ -1,4 +1,4 @@
-//! PID 1 of the sandbox: walls itself in, then does its job (calls of the toolset as the supervisor
+//! PID 1 of the sandbox: waits for what it is for, walls itself in, then does its job (calls of the toolset as the supervisor
 //! orders them, or one program), reaps orphans, and ends when its line or its guard does. Its end is
 //! the end of everything inside.
 
@@ -8,7 +8,7 @@ mod tools;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Read},
+    io,
     net::TcpListener,
     os::{
         fd::{AsFd, OwnedFd},
@@ -26,9 +26,9 @@ use rustix::{
 };
 
 use super::{
-    Grouped,
+    Go,
     identity::INNER_ID,
-    root::{self, Layout},
+    root::{self, Base, Layout},
     sys,
 };
 use crate::{
@@ -53,61 +53,39 @@ const ENVIRONMENT: [(&str, &str); 8] = [
     ("TERM", "dumb"),
 ];
 
-/// The guard's first sign to go on.
-pub(super) const MAPPED: &[u8; 1] = b"m";
-
-const NO_GUARD: &str = "the guard ended before the sandbox began";
-
-/// What PID 1 is given by the guard.
-pub(super) struct Inside<'a> {
+/// What PID 1 keeps for as long as it lives.
+pub(super) struct Inside {
     line: UnixStream,
-    start: &'a Start,
-    /// What is seen of the host, when the guard could take it; empty otherwise.
-    layout: Layout,
-    mounts_outside: bool,
-    /// [`MAPPED`] comes when the user is mapped, [`Grouped`] when the control group is joined.
-    go: UnixStream,
+    start: Start,
     /// Ends with the guard.
     guard_alive: OwnedFd,
     oom_events: Option<File>,
     /// Made here, for the supervisor.
     listener: Option<TcpListener>,
-    /// Kept here, for the program.
-    streams: Option<program::Streams>,
+    /// The standard streams of the program, when there is one.
+    streams: Option<[OwnedFd; 3]>,
 }
 
-impl<'a> Inside<'a> {
-    pub(super) fn new(
-        line: UnixStream,
-        start: &'a Start,
-        layout: Layout,
-        mounts_outside: bool,
-        go: UnixStream,
-        guard_alive: OwnedFd,
-    ) -> Self {
-        Self {
-            line,
-            start,
-            layout,
-            mounts_outside,
-            go,
-            guard_alive,
-            oom_events: None,
-            listener: None,
-            streams: None,
-        }
-    }
-}
-
-/// Never returns: the rest of the program belongs to the guard.
-pub(super) fn run(mut inside: Inside<'_>) -> ! {
-    match wall_in(&mut inside) {
+/// Waits at `go` for what to be, and is it. `entered` tells whether this process is in its control group. Never returns: the rest of the program belongs to the
+/// guard.
+pub(super) fn run(
+    mut go: UnixStream,
+    guard_alive: OwnedFd,
+    base: Option<Base>,
+    entered: Result<(), String>,
+) -> ! {
+    let prepared = prepare(base);
+    // Without a guard there is nobody to tell of a failure.
+    let Ok((mut inside, mut given)) = take(&mut go, guard_alive) else { sys::exit_now(1) };
+    drop(go);
+    given.grouped = entered.and(given.grouped);
+    match prepared.and_then(|base| wall_in(&mut inside, given, base)) {
         Ok(layers) => {
             if report_ready(&mut inside, layers).is_ok() {
-                match &inside.start.job {
+                match inside.start.job.clone() {
                     Job::Look => {}
                     Job::Tools => tools::serve(inside),
-                    Job::Program { argv, directory } => program::run(inside, argv, directory),
+                    Job::Program { argv, directory } => program::run(inside, &argv, &directory),
                 }
             }
         }
@@ -118,8 +96,45 @@ pub(super) fn run(mut inside: Inside<'_>) -> ! {
     sys::exit_now(1)
 }
 
+/// What the guard gives that is used up by the start.
+struct Given {
+    layout: Layout,
+    grouped: Result<String, String>,
+}
+
+fn take(go: &mut UnixStream, guard_alive: OwnedFd) -> io::Result<(Inside, Given)> {
+    let Go { start, plan, grouped, oom_events } =
+        wire::read::<Go<Start>>(go, wire::ORDER_BYTES_MAX)?;
+    let is_program = matches!(start.job, Job::Program { .. });
+    let streams = if is_program { 3 } else { 0 };
+    let count = 1 + plan.trees() + usize::from(oom_events) + streams;
+    let mut descriptors = pass::receive_all(&*go, count)?.into_iter();
+    let line = descriptors.next().ok_or(io::ErrorKind::InvalidData)?.into();
+    let layout = plan.with(&mut descriptors);
+    let oom_events = if oom_events { descriptors.next().map(File::from) } else { None };
+    let streams = <[OwnedFd; 3]>::try_from(descriptors.collect::<Vec<_>>()).ok();
+    let inside = Inside { line, start, guard_alive, oom_events, listener: None, streams };
+    Ok((inside, Given { layout, grouped }))
+}
+
+/// Does what is the same for every sandbox. With a new root it is entered at once, so that waiting
+/// keeps nothing of the host busy.
+fn prepare(base: Option<Base>) -> Result<Option<Base>, String> {
+    // What this process was started with would be seen inside.
+    sys::forget_command_line().map_err(|why| format!("cannot forget the command line: {why}"))?;
+    sethostname(b"sandbox").map_err(|why| format!("cannot set the host name: {why}"))?;
+    sys::raise_loopback().map_err(|why| format!("cannot raise the loopback interface: {why}"))?;
+    // SAFETY: this process has one thread, and a control group namespace shares no memory.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
+        .map_err(|why| format!("cannot make a control group namespace: {why}"))?;
+    if let Some(base) = &base {
+        base.enter(&root::proc()?)?;
+    }
+    Ok(base)
+}
+
 /// Also hands out the listener, through which the supervisor can be reached from now on.
-fn report_ready(inside: &mut Inside<'_>, layers: Layers) -> io::Result<()> {
+fn report_ready(inside: &mut Inside, layers: Layers) -> io::Result<()> {
     wire::write(&mut inside.line, &Report::Ready(layers), REPORT_BYTES_MAX)?;
     match inside.listener.take() {
         Some(listener) => pass::send(&inside.line, listener.as_fd()),
@@ -127,33 +142,32 @@ fn report_ready(inside: &mut Inside<'_>, layers: Layers) -> io::Result<()> {
     }
 }
 
-fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
-    // What this process was started with would be seen inside.
-    sys::forget_command_line().map_err(|why| format!("cannot forget the command line: {why}"))?;
-    let mut came = [0];
-    match inside.go.read_exact(&mut came) {
-        Ok(()) if came == *MAPPED => {}
-        Ok(()) | Err(_) => return Err(NO_GUARD.into()),
-    }
-    let start = inside.start;
+fn wall_in(inside: &mut Inside, given: Given, base: Option<Base>) -> Result<Layers, String> {
+    let start = &inside.start;
     let mut layers = Layers::default();
     let fail = |what: &'static str| move |why: Errno| format!("cannot {what}: {why}");
-    let layout = match inside.mounts_outside {
-        true => std::mem::take(&mut inside.layout),
-        false => root::take(start)?,
+    let become_inner_user = || become_inner_user().map_err(fail("become the inner user"));
+    let (base, layout) = match base {
+        Some(base) => {
+            base.place(&given.layout)?;
+            become_inner_user()?;
+            (base, given.layout)
+        }
+        None => {
+            let (layout, devices, proc) = (root::take(start)?, root::devices()?, root::proc()?);
+            become_inner_user()?;
+            let base = Base::make(devices)?;
+            base.enter(&proc)?;
+            base.place(&layout)?;
+            (base, layout)
+        }
     };
-    become_inner_user().map_err(fail("become the inner user"))?;
-    sethostname(b"sandbox").map_err(fail("set the host name"))?;
-    sys::raise_loopback().map_err(|why| format!("cannot raise the loopback interface: {why}"))?;
+    base.fill(&layout, start)?;
+    drop((base, layout));
     if start.network == Network::Proxy {
         let listener = TcpListener::bind(PROXY);
         let listener = listener.map_err(|why| format!("cannot listen at {PROXY}: {why}"))?;
         inside.listener = Some(listener);
-    }
-    root::enter(&layout, start)?;
-    drop(layout);
-    if let Job::Program { .. } = start.job {
-        inside.streams = Some(program::Streams::take().map_err(fail("keep the standard streams"))?);
     }
     let nothing = root::nothing().map_err(fail("open /dev/null"))?;
     for replace in
@@ -161,22 +175,12 @@ fn wall_in(inside: &mut Inside<'_>) -> Result<Layers, String> {
     {
         replace(&nothing).map_err(fail("replace the standard streams"))?;
     }
-    let Grouped { grouped, oom_events } =
-        wire::read(&mut inside.go, REPORT_BYTES_MAX).map_err(|_| NO_GUARD)?;
-    if oom_events {
-        let file = pass::receive(&inside.go).map_err(|_| NO_GUARD)?;
-        inside.oom_events = Some(File::from(file));
-    }
-    // Only now, so that the group joined is the top of what is seen inside.
-    // SAFETY: this process has one thread, and a control group namespace shares no memory.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
-        .map_err(fail("make a control group namespace"))?;
     chdir(home(start)).map_err(fail("enter the workspace"))?;
     for name in ["user", "mount", "pid", "network", "ipc", "uts", "control group"] {
         layers.active.push(format!("{name} namespace"));
     }
     layers.active.push("fresh root".into());
-    lock_down(inside, grouped, &mut layers)?;
+    lock_down(start, given.grouped, &mut layers)?;
     Ok(layers)
 }
 
@@ -200,19 +204,20 @@ fn become_inner_user() -> rustix::io::Result<()> {
 }
 
 fn lock_down(
-    inside: &Inside<'_>,
+    start: &Start,
     grouped: Result<String, String>,
     layers: &mut Layers,
 ) -> Result<(), String> {
-    let Start { limits, strictness, mounts, .. } = inside.start;
+    let Start { limits, strictness, mounts, workspace, .. } = start;
     let memory_each = grouped.is_err();
     match grouped {
         Ok(described) => layers.active.push(described),
+        Err(why) if *strictness == Strictness::Full => return Err(why),
         Err(why) => layers.missing.push(why),
     }
     // Landlock comes before the filter and after everything that opens or mounts.
     let mut writable: Vec<&Path> = vec![Path::new("/tmp"), Path::new("/dev/shm")];
-    writable.extend(inside.start.workspace.as_ref().map(|_| Path::new(WORKSPACE)));
+    writable.extend(workspace.as_ref().map(|_| Path::new(WORKSPACE)));
     let own = mounts.iter().filter(|mount| mount.access != Access::ReadOnly);
     writable.extend(own.map(|mount| mount.target.as_path()));
     let required = *strictness != Strictness::BestEffort;

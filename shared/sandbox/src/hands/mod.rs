@@ -1,51 +1,50 @@
-//! The helper process. Its first half, the guard, stays outside: it prepares identity, control
-//! group and mounts with whatever privilege it has, forks the second half ([`init`], PID 1 of the
-//! sandbox) into new namespaces, and then only watches. When the supervisor's end of the line
-//! closes, by a call or by its death, PID 1 is killed, and with it everything inside.
+//! The helper process, a [`server`] that forks guards. A guard stays outside of its sandbox: it forks
+//! PID 1 ([`init`]) into new namespaces, prepares identity, control group and mounts with whatever
+//! privilege it has, and then only watches. When the supervisor's end of the line closes, by a call or
+//! by its death, PID 1 is killed, and with it everything inside.
 
+mod blank;
 mod cgroup;
 mod identity;
 mod init;
 mod root;
+mod server;
 pub(crate) mod sys;
 mod tree;
 mod usage;
 
 use std::{
-    io::{self, Write},
+    io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{CWD, Mode, OFlags, openat},
     io::Errno,
-    pipe::{PipeFlags, pipe_with},
-    process::{Pid, Signal, WaitOptions, pidfd_send_signal, setsid, umask, waitpid},
+    process::Signal,
 };
-
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::blank::Blank;
+pub use self::server::main;
 use self::{
+    blank::Ended,
     cgroup::Cgroup,
     identity::Identity,
-    init::Inside,
-    root::Layout,
-    sys::{Forked, fork_into},
+    root::{Layout, Plan},
     usage::Usage,
 };
 use crate::{
     pass,
     spec::{Access, Strictness},
-    wire::{self, Job, Order, REPORT_BYTES_MAX, Report, Start},
+    wire::{self, Job, ORDER_BYTES_MAX, Start},
 };
 
-/// How the guard ended, told to the supervisor by its exit status.
+/// How the guard ended, told to the supervisor as the last byte of its status socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The supervisor closed the line.
@@ -73,7 +72,7 @@ impl Ending {
         }
     }
 
-    pub(crate) fn from_code(code: i32) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         let all = [
             Self::Released,
             Self::LifeOver,
@@ -82,188 +81,92 @@ impl Ending {
             Self::DiskFull,
             Self::Refused,
         ];
-        all.into_iter().find(|ending| i32::from(ending.code()) == code)
+        all.into_iter().find(|ending| ending.code() == code)
     }
 }
 
-/// The helper's main function: serves the sandbox described by the first frame on standard input.
-///
-/// A program that carries the helper within itself calls this before it starts any thread and
-/// before it opens anything.
-pub fn main() -> ExitCode {
-    let ending = match open_line() {
-        Ok((mut line, start)) => guard(&mut line, &start).unwrap_or_else(|why| {
-            // When nobody listens any more there is nobody to tell.
-            let _ = wire::write(&mut line, &Report::Refused { why }, REPORT_BYTES_MAX);
-            Ending::Refused
-        }),
-        Err(_) => Ending::Refused,
-    };
-    ExitCode::from(ending.code())
-}
-
-/// Takes the line from standard input, so that nothing inherits it by accident, and reads what to
-/// start.
-fn open_line() -> io::Result<(UnixStream, Start)> {
-    sys::close_leaked_descriptors()?;
-    let line = io::stdin().as_fd().try_clone_to_owned()?;
-    let nothing = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&nothing)?;
-    rustix::stdio::dup2_stdout(&nothing)?;
-    rustix::stdio::dup2_stderr(&nothing)?;
-    drop(nothing);
-    let mut line = UnixStream::from(line);
-    // A supervisor that started the helper has its first frame ready.
-    line.set_read_timeout(Some(Duration::from_secs(10)))?;
-    match wire::read(&mut line, wire::ORDER_BYTES_MAX)? {
-        Order::Start(start) => {
-            line.set_read_timeout(None)?;
-            Ok((line, start))
-        }
-        Order::Call(_) | Order::Cancel { .. } => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-/// Starts the sandbox and watches it to its end.
+/// Gives PID 1 what it waits for, lets `watch` wait for its end, and ends it. `line` becomes PID 1's,
+/// and so do `streams`, the three standard ones of a program.
 ///
 /// # Errors
-/// One line saying why it does not run, and what to change.
-fn guard(line: &mut UnixStream, start: &Start) -> Result<Ending, String> {
-    // Away from the supervisor's terminal and its signals. Fails only for a group leader, which
-    // the supervisor does not make of it.
-    let _ = setsid();
-    let inner_line = line.try_clone().map_err(|why| format!("cannot keep the line: {why}"))?;
-    launch(start, inner_line, |watched| Ok(watch(line, watched)))
-}
-
-/// Builds what belongs to the outside, forks PID 1, lets `watch` wait for its end, and ends it.
-/// `line` becomes PID 1's.
+/// One line saying why the sandbox does not run, and what to change.
 pub(crate) fn launch(
+    blank: Blank,
     start: &Start,
     line: UnixStream,
+    streams: &[BorrowedFd<'_>],
     watch: impl FnOnce(&mut Watched<'_>) -> Result<Ending, String>,
 ) -> Result<Ending, String> {
-    let born = Instant::now();
-    umask(Mode::from_raw_mode(0o022));
-    let identity = Identity::choose(start.workspace.as_deref())?;
+    let life_over = Instant::now() + Duration::from_millis(start.limits.life_ms_max);
+    let identity = blank.rights.identity(start.workspace.as_deref())?;
     let owned = start.mounts.iter().filter(|mount| mount.access == Access::Owned);
     let mut lent = Vec::new();
     for directory in start.workspace.iter().chain(owned.map(|mount| &mount.source)) {
         lent.push(identity.take_over(directory)?);
     }
-    identity.drop_groups()?;
-    let layout = if identity.mounts_outside { root::take(start)? } else { Layout::default() };
-    let life_over = born + Duration::from_millis(start.limits.life_ms_max);
-    let outside = Outside { start, identity, life_over };
-    let ending = outside.run(line, layout, watch);
+    let going = set_going(&blank, &identity, start, line, streams);
+    let usage = Usage::of(start);
+    let mut watched = Watched { exit: &blank.exit, life_over, usage };
+    let ending = going.and_then(|()| watch(&mut watched));
+    let Ended { signal, killed_for_memory } = blank.end();
+    // PID 1 itself, or the program that it was there for.
+    let is_program = matches!(start.job, Job::Program { .. });
+    let killed = is_program || signal == Some(Signal::KILL.as_raw());
     // A session's directories go to its next sandbox as they are; a user's go back to the user.
-    if let Job::Program { .. } = start.job {
+    if is_program {
         for directory in &lent {
-            outside.identity.give_back(directory)?;
+            identity.give_back(directory)?;
         }
     }
-    ending
-}
-
-/// What stays with the guard.
-struct Outside<'a> {
-    start: &'a Start,
-    identity: Identity,
-    life_over: Instant,
-}
-
-impl Outside<'_> {
-    fn run(
-        &self,
-        line: UnixStream,
-        layout: Layout,
-        watch: impl FnOnce(&mut Watched<'_>) -> Result<Ending, String>,
-    ) -> Result<Ending, String> {
-        let pair = UnixStream::pair().map_err(|why| format!("cannot make a socket: {why}"))?;
-        let (mut go_in, go) = pair;
-        let alive = pipe_with(PipeFlags::CLOEXEC);
-        let (guard_alive, guard_alive_in) =
-            alive.map_err(|why| format!("cannot make a pipe: {why}"))?;
-        let namespaces = libc::CLONE_NEWUSER
-            | libc::CLONE_NEWNS
-            | libc::CLONE_NEWPID
-            | libc::CLONE_NEWNET
-            | libc::CLONE_NEWIPC
-            | libc::CLONE_NEWUTS;
-        let forked = fork_into(namespaces).map_err(|why| identity::explain(&why))?;
-        let (pid, exit) = match forked {
-            Forked::Child => {
-                // The guard's ends must not stay open here, or its death would go unseen.
-                drop((go_in, guard_alive_in));
-                let mounts_outside = self.identity.mounts_outside;
-                init::run(Inside::new(line, self.start, layout, mounts_outside, go, guard_alive))
-            }
-            Forked::Parent { pid, exit } => (pid, exit),
-        };
-        drop((go, guard_alive, layout, line));
-        let mut cgroup = None;
-        let usage = Usage::of(self.start);
-        let mut watched = Watched { exit: &exit, life_over: self.life_over, usage };
-        let going = self.set_going(pid, &mut go_in, &mut cgroup);
-        let ending = going.and_then(|()| watch(&mut watched));
-        let killed_for_memory = cgroup.as_ref().is_some_and(Cgroup::killed_any);
-        let status = end(pid, &exit);
-        drop(guard_alive_in);
-        if let Some(cgroup) = cgroup {
-            cgroup.remove();
-        }
-        // PID 1 itself, or the program that it was there for.
-        let killed =
-            status == Some(Signal::KILL.as_raw()) || matches!(self.start.job, Job::Program { .. });
-        match ending {
-            Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
-            ending => ending,
-        }
-    }
-
-    /// Making and joining a control group takes time (joining may wait for the whole machine once):
-    /// PID 1 builds its root meanwhile.
-    fn set_going(
-        &self,
-        pid: Pid,
-        go: &mut UnixStream,
-        cgroup: &mut Option<Cgroup>,
-    ) -> Result<(), String> {
-        self.identity.map_user(pid)?;
-        told(go.write_all(init::MAPPED))?;
-        let grouped = match Cgroup::create(&self.start.limits) {
-            Ok(made) => {
-                let made = cgroup.insert(made);
-                made.add(pid)?;
-                Ok(made.describe())
-            }
-            Err(why) if self.start.strictness == Strictness::Full => return Err(why),
-            Err(why) => Err(why),
-        };
-        let oom_events = cgroup.as_ref().and_then(Cgroup::oom_events);
-        let grouped = Grouped { grouped, oom_events: oom_events.is_some() };
-        told(wire::write(go, &grouped, REPORT_BYTES_MAX))?;
-        oom_events.map_or(Ok(()), |file| told(pass::send(&*go, file.as_fd())))
+    match ending {
+        Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
+        ending => ending,
     }
 }
 
-/// What PID 1 is told once it is in its control group.
-#[derive(Debug, Serialize, Deserialize)]
-struct Grouped {
-    /// The group, or why there is none.
-    grouped: Result<String, String>,
-    /// A descriptor of the file that counts kills for lack of memory follows.
-    oom_events: bool,
-}
-
-fn told(sent: io::Result<()>) -> Result<(), String> {
-    match sent {
-        // Without a reader PID 1 has ended, and has said why.
+fn set_going(
+    blank: &Blank,
+    identity: &Identity,
+    start: &Start,
+    line: UnixStream,
+    streams: &[BorrowedFd<'_>],
+) -> Result<(), String> {
+    let layout = if blank.rights.mounts_outside { root::take(start)? } else { Layout::default() };
+    identity.map_user(blank.pid)?;
+    let cgroup = blank.cgroup.as_ref().map_err(String::clone);
+    let cgroup = cgroup.and_then(|cgroup| cgroup.limit(&start.limits).map(|()| cgroup));
+    let cgroup = match cgroup {
+        Err(why) if start.strictness == Strictness::Full => return Err(why),
+        cgroup => cgroup,
+    };
+    let oom_events = cgroup.as_ref().ok().and_then(|cgroup| cgroup.oom_events());
+    let grouped = cgroup.map(Cgroup::describe);
+    let go = Go { start, plan: layout.plan(), grouped, oom_events: oom_events.is_some() };
+    let mut descriptors = vec![line.as_fd()];
+    descriptors.extend(layout.descriptors());
+    descriptors.extend(oom_events.iter().map(AsFd::as_fd));
+    descriptors.extend(streams);
+    let sent = wire::write(&mut &blank.go, &go, ORDER_BYTES_MAX);
+    match sent.and_then(|()| pass::send_all(&blank.go, &descriptors)) {
+        // Without a reader PID 1 has ended.
         Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
             Err(format!("cannot start PID 1: {why}"))
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// What PID 1 waits for. Descriptors follow: its line, those of the plan, that of `oom_events`, and
+/// for a program the three standard streams.
+#[derive(Debug, Serialize, Deserialize)]
+struct Go<S> {
+    start: S,
+    /// Empty where PID 1 takes what is seen of the host itself.
+    plan: Plan,
+    /// The control group, or why there is none.
+    grouped: Result<String, String>,
+    /// There is a file that counts kills for lack of memory.
+    oom_events: bool,
 }
 
 /// A running sandbox, as its guard sees it.
@@ -304,20 +207,6 @@ fn watch(line: &UnixStream, watched: &mut Watched<'_>) -> Ending {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) if !ready[0].revents().is_empty() => return Ending::Released,
             Ok(_) | Err(_) => return Ending::InsideDied,
-        }
-    }
-}
-
-/// Kills PID 1 and waits until the kernel has ended everything inside. Returns the signal that
-/// ended it, if one did.
-fn end(pid: Pid, exit: &OwnedFd) -> Option<i32> {
-    // PID 1 may have ended already; then there is nothing to signal.
-    let _ = pidfd_send_signal(exit, Signal::KILL);
-    loop {
-        match waitpid(Some(pid), WaitOptions::empty()) {
-            Ok(Some((_, status))) => return status.terminating_signal(),
-            Ok(None) | Err(Errno::INTR) => {}
-            Err(_) => return None,
         }
     }
 }

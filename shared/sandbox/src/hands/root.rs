@@ -6,12 +6,15 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, statat, symlinkat},
+    fs::{
+        AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2,
+        statat, symlinkat,
+    },
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -19,6 +22,8 @@ use rustix::{
     },
     process::{chdir, fchdir, pivot_root},
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{identity::INNER_ID, sys};
 use crate::{
@@ -39,6 +44,44 @@ pub(super) struct Layout {
     trees: Vec<Tree>,
     /// By where they stand in the new root and where they lead.
     links: Vec<(PathBuf, PathBuf)>,
+}
+
+/// A layout without its descriptors, as it is told to PID 1.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// Targets, and whether each is a directory.
+    trees: Vec<(OsString, bool)>,
+    links: Vec<(OsString, OsString)>,
+}
+
+impl Layout {
+    pub(super) fn plan(&self) -> Plan {
+        let links = self.links.iter().map(|(at, to)| (at.clone().into(), to.clone().into()));
+        let trees = self.trees.iter().map(|tree| (tree.target.clone().into(), tree.directory));
+        Plan { trees: trees.collect(), links: links.collect() }
+    }
+
+    /// Those of the plan's trees, in order.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.trees.iter().map(|tree| tree.tree.as_fd())
+    }
+}
+
+impl Plan {
+    pub(super) fn trees(&self) -> usize {
+        self.trees.len()
+    }
+
+    /// The layout again; takes its descriptors and leaves what comes behind them.
+    pub(super) fn with(self, descriptors: &mut impl Iterator<Item = OwnedFd>) -> Layout {
+        let trees = self.trees.into_iter().zip(descriptors);
+        let trees = trees.map(|((target, directory), tree)| {
+            let target = target.into();
+            Tree { tree, target, directory }
+        });
+        let links = self.links.into_iter().map(|(at, to)| (at.into(), to.into()));
+        Layout { trees: trees.collect(), links: links.collect() }
+    }
 }
 
 /// Directories of programs and libraries. On most hosts all but the first are links into it.
@@ -100,17 +143,13 @@ const SAFE: u64 = sys::NO_SUID | sys::NO_DEVICES;
 /// Entries of a tmpfs: one for every 4 KiB of a size that is usual, so that the two end together.
 const INODES_MAX: u64 = 65_536;
 
-/// Takes copies of everything of the host that the sandbox is to see. Done before the user is
+/// Takes copies of everything of the host that this sandbox is to see. Done before the user is
 /// changed, since the paths may lead through directories closed to it.
 pub(super) fn take(start: &Start) -> Result<Layout, String> {
     let mut trees = match &start.root {
         Root::Host => host_trees()?,
         Root::Directory(root) => image_trees(root, &start.mounts)?,
     };
-    for name in DEVICES {
-        let path = Path::new("/dev").join(name);
-        trees.push(Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)?);
-    }
     for mount in &start.mounts {
         let read_only = if mount.access == Access::ReadOnly { sys::READ_ONLY } else { 0 };
         trees.push(Tree::open(&mount.source, &mount.target, SAFE | read_only)?);
@@ -119,6 +158,15 @@ pub(super) fn take(start: &Start) -> Result<Layout, String> {
         trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
     }
     Ok(Layout { trees, links: links(&start.root)? })
+}
+
+/// The devices of every sandbox.
+pub(super) fn devices() -> Result<Vec<Tree>, String> {
+    let open = |name: &&str| {
+        let path = Path::new("/dev").join(name);
+        Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)
+    };
+    DEVICES.iter().map(open).collect()
 }
 
 fn host_trees() -> Result<Vec<Tree>, String> {
@@ -214,8 +262,9 @@ impl Tree {
         let failed = |why: &dyn std::fmt::Display| {
             format!("cannot mount {} in the sandbox: {why}", source.display())
         };
-        let directory = fs::metadata(source).map_err(|why| failed(&why))?.is_dir();
         let tree = clone_tree(CWD, source).map_err(|why| failed(&why))?;
+        let mode = fstat(&tree).map_err(|why| failed(&why))?.st_mode;
+        let directory = FileType::from_raw_mode(mode) == FileType::Directory;
         sys::set_mount(&tree, attributes, true).map_err(|why| failed(&why))?;
         Ok(Self { tree, target: target.to_owned(), directory })
     }
@@ -228,57 +277,41 @@ fn clone_tree(directory: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Resul
     open_tree(directory, path.as_ref(), flags)
 }
 
-/// Builds the new root from `layout` and makes it the only one. Called by PID 1 in its own mount
-/// namespace, as the inner user.
-pub(super) fn enter(layout: &Layout, start: &Start) -> Result<(), String> {
-    sys::make_all_mounts_private().map_err(|why| format!("cannot separate mounts: {why}"))?;
-    let base = tmpfs(4 << 20, 4_096, "755").map_err(|why| format!("cannot make a root: {why}"))?;
-    let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    // Any directory will do to hold the new root until it is the root; this one is on every host.
-    // What lies in it cannot be seen from here on.
-    move_mount(&base, "", CWD, "/tmp", attach)
-        .map_err(|why| format!("cannot attach the new root: {why}"))?;
-    let new = Skeleton { base };
-    new.furnish(start, &layout.links).map_err(|why| format!("cannot fill the new root: {why}"))?;
-    new.files().map_err(|why| format!("cannot fill /etc: {why}"))?;
-    let covers = match start.root {
-        Root::Host => Vec::new(),
-        Root::Directory(_) => new.covers().map_err(|why| format!("cannot copy /etc: {why}"))?,
-    };
-    for tree in &layout.trees {
-        new.attach(tree).map_err(|why| {
-            format!("cannot mount {} in the sandbox: {why}", tree.target.display())
-        })?;
+/// A fresh `/proc` of this process namespace, not yet attached anywhere. The kernel gives none to a
+/// process that sees no other one whole.
+pub(super) fn proc() -> Result<OwnedFd, String> {
+    filesystem("proc", &[], MountAttrFlags::MOUNT_ATTR_NOEXEC).map_err(|why| {
+        format!(
+            "cannot mount /proc ({why}): the container around this program masks parts of its own \
+             /proc; start it with `--security-opt systempaths=unconfined`"
+        )
+    })
+}
+
+/// The new root, with what every sandbox has in it.
+pub(super) struct Base {
+    tree: OwnedFd,
+    devices: Vec<Tree>,
+}
+
+impl Base {
+    /// Made by the guard where it may, and then its own; else by PID 1 as the inner user.
+    pub(super) fn make(devices: Vec<Tree>) -> Result<Self, String> {
+        let tree = tmpfs(4 << 20, 4_096, "755");
+        let tree = tree.map_err(|why| format!("cannot make a root: {why}"))?;
+        let new = Self { tree, devices };
+        new.furnish().map_err(|why| format!("cannot fill the new root: {why}"))?;
+        Ok(new)
     }
-    new.cover_files(&covers).map_err(|why| format!("cannot cover files of /etc: {why}"))?;
-    new.proc()?;
-    let swap = fchdir(&new.base)
-        .and_then(|()| pivot_root(".", "."))
-        .and_then(|()| unmount(".", UnmountFlags::DETACH))
-        .and_then(|()| chdir("/"));
-    swap.map_err(|why| format!("cannot change to the new root: {why}"))?;
-    sys::set_mount(&new.base, SAFE | sys::READ_ONLY, false)
-        .map_err(|why| format!("cannot make the new root read-only: {why}"))
-}
 
-/// The new root while it is filled.
-struct Skeleton {
-    base: OwnedFd,
-}
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let devices = self.devices.iter().map(|device| device.tree.as_fd());
+        std::iter::once(self.tree.as_fd()).chain(devices)
+    }
 
-impl Skeleton {
-    fn furnish(&self, start: &Start, links: &[(PathBuf, PathBuf)]) -> io::Result<()> {
+    fn furnish(&self) -> io::Result<()> {
         for name in ["dev", "dev/shm", "etc", "proc", "run", "tmp"] {
-            self.directory(Path::new(name))?;
-        }
-        if start.root == Root::Host {
-            self.directory(Path::new("var"))?;
-        }
-        if start.workspace.is_some() {
-            self.directory(Path::new(WORKSPACE))?;
-        }
-        for (inner, target) in links {
-            symlinkat(target, &self.base, inner)?;
+            mkdirat(&self.tree, name, Mode::from_raw_mode(0o755))?;
         }
         for (name, target) in [
             ("dev/fd", "/proc/self/fd"),
@@ -286,14 +319,8 @@ impl Skeleton {
             ("dev/stdout", "/proc/self/fd/1"),
             ("dev/stderr", "/proc/self/fd/2"),
         ] {
-            symlinkat(target, &self.base, name)?;
+            symlinkat(target, &self.tree, name)?;
         }
-        self.tmpfs("tmp", start.limits.tmp_bytes)?;
-        self.tmpfs("dev/shm", start.limits.tmp_bytes / 4)
-    }
-
-    /// Files that describe the sandbox itself.
-    fn files(&self) -> io::Result<()> {
         let passwd = format!(
             "root:x:0:0:root:/:/usr/sbin/nologin\n\
              agent:x:{INNER_ID}:{INNER_ID}:agent:/tmp:/bin/bash\n\
@@ -313,11 +340,65 @@ impl Skeleton {
         Ok(())
     }
 
-    /// These files as mounts, which can cover an image's.
+    /// Makes this the only root. Called by PID 1 in its own mount namespace.
+    pub(super) fn enter(&self, proc: &OwnedFd) -> Result<(), String> {
+        sys::make_all_mounts_private().map_err(|why| format!("cannot separate mounts: {why}"))?;
+        // What it covers is not seen from here on.
+        move_mount(&self.tree, "", CWD, "/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .map_err(|why| format!("cannot attach the new root: {why}"))?;
+        for device in &self.devices {
+            self.attach(device)?;
+        }
+        self.proc(proc).map_err(|why| format!("cannot cover parts of /proc: {why}"))?;
+        fchdir(&self.tree)
+            .and_then(|()| pivot_root(".", "."))
+            .and_then(|()| unmount(".", UnmountFlags::DETACH))
+            .and_then(|()| chdir("/"))
+            .map_err(|why| format!("cannot change to the new root: {why}"))
+    }
+
+    /// Makes the places for what comes from the layout, as whoever the new root belongs to. A place
+    /// that cannot be made is missed when something is attached there.
+    pub(super) fn place(&self, layout: &Layout) -> Result<(), String> {
+        let links = || -> io::Result<()> {
+            for (inner, target) in &layout.links {
+                self.directory(inner.parent().unwrap_or(Path::new("/")))?;
+                symlinkat(target, &self.tree, inner)?;
+            }
+            Ok(())
+        };
+        links().map_err(|why| format!("cannot fill the new root: {why}"))?;
+        for tree in &layout.trees {
+            let _ = self.target(tree);
+        }
+        Ok(())
+    }
+
+    /// Attaches what this sandbox sees. Called by PID 1 as the inner user.
+    pub(super) fn fill(&self, layout: &Layout, start: &Start) -> Result<(), String> {
+        let tmp_bytes = start.limits.tmp_bytes;
+        self.tmpfs("tmp", tmp_bytes)
+            .and_then(|()| self.tmpfs("dev/shm", tmp_bytes / 4))
+            .map_err(|why| format!("cannot make /tmp and /dev/shm: {why}"))?;
+        let covers = match start.root {
+            Root::Host => Vec::new(),
+            Root::Directory(_) => {
+                self.covers().map_err(|why| format!("cannot copy /etc: {why}"))?
+            }
+        };
+        for tree in &layout.trees {
+            self.attach(tree)?;
+        }
+        self.cover_files(&covers).map_err(|why| format!("cannot cover files of /etc: {why}"))?;
+        sys::set_mount(&self.tree, SAFE | sys::READ_ONLY, false)
+            .map_err(|why| format!("cannot make the new root read-only: {why}"))
+    }
+
+    /// The own files as mounts, which can cover an image's.
     fn covers(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
         let mut covers = Vec::new();
         for name in OWN_FILES {
-            let file = clone_tree(&self.base, name)?;
+            let file = clone_tree(&self.tree, name)?;
             sys::set_mount(&file, SAFE | sys::READ_ONLY | sys::NO_EXEC, false)?;
             covers.push((name, file));
         }
@@ -339,32 +420,23 @@ impl Skeleton {
         self.put(&made, Path::new(name))
     }
 
-    /// Mounts a fresh `/proc` of this process namespace and covers what tells of the host.
-    fn proc(&self) -> Result<(), String> {
-        let proc = filesystem("proc", &[], MountAttrFlags::MOUNT_ATTR_NOEXEC).map_err(|why| {
-            format!(
-                "cannot mount /proc ({why}): the container around this program masks parts of its \
-                 own /proc; start it with `--security-opt systempaths=unconfined`"
-            )
-        })?;
-        let cover = || -> io::Result<()> {
-            self.put(&proc, Path::new("proc"))?;
-            for name in HIDDEN_FILES {
-                if is_open(&proc, name) {
-                    self.cover(&clone_tree(&self.base, "dev/null")?, name)?;
-                }
+    /// Attaches `/proc` and covers what tells of the host.
+    fn proc(&self, proc: &OwnedFd) -> io::Result<()> {
+        self.put(proc, Path::new("proc"))?;
+        for name in HIDDEN_FILES {
+            if is_open(proc, name) {
+                self.cover(&clone_tree(&self.tree, "dev/null")?, name)?;
             }
-            for name in HIDDEN_DIRECTORIES {
-                if is_open(&proc, name) {
-                    let empty = clone_tree(&self.base, "run")?;
-                    sys::set_mount(&empty, SAFE | sys::READ_ONLY, false)?;
-                    self.cover(&empty, name)?;
-                }
+        }
+        for name in HIDDEN_DIRECTORIES {
+            if is_open(proc, name) {
+                let empty = clone_tree(&self.tree, "run")?;
+                sys::set_mount(&empty, SAFE | sys::READ_ONLY, false)?;
+                self.cover(&empty, name)?;
             }
-            // /proc/sys needs no cover: its files belong to the host's root, who is nobody here.
-            Ok(())
-        };
-        cover().map_err(|why| format!("cannot cover parts of /proc: {why}"))
+        }
+        // /proc/sys needs no cover: its files belong to the host's root, who is nobody here.
+        Ok(())
     }
 
     /// Covers an entry of `/proc`, where the kernel has it.
@@ -375,34 +447,43 @@ impl Skeleton {
         }
     }
 
-    fn attach(&self, tree: &Tree) -> io::Result<()> {
+    fn attach(&self, tree: &Tree) -> Result<(), String> {
+        self.target(tree)
+            .and_then(|target| mount_at(&tree.tree, &target))
+            .map_err(|why| format!("cannot mount {} in the sandbox: {why}", tree.target.display()))
+    }
+
+    /// Where a tree goes; made if it is not there.
+    fn target(&self, tree: &Tree) -> io::Result<OwnedFd> {
         if tree.directory {
-            self.directory(&tree.target)?;
-        } else {
-            self.directory(tree.target.parent().unwrap_or(Path::new("/")))?;
-            self.file(&tree.target)?;
+            return self.directory(&tree.target);
         }
-        self.put(&tree.tree, &tree.target)
+        match self.open(&tree.target, OFlags::PATH, Mode::empty()) {
+            Err(Errno::NOENT) => {
+                self.directory(tree.target.parent().unwrap_or(Path::new("/")))?;
+                Ok(self.file(&tree.target)?.into())
+            }
+            found => Ok(found?),
+        }
     }
 
     fn put(&self, tree: &OwnedFd, target: &Path) -> io::Result<()> {
-        let flags =
-            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        let target = self.open(target, OFlags::PATH, Mode::empty())?;
-        Ok(move_mount(tree, "", &target, "", flags)?)
+        mount_at(tree, &self.open(target, OFlags::PATH, Mode::empty())?)
     }
 
-    /// Makes a directory and those above it.
-    fn directory(&self, path: &Path) -> io::Result<()> {
-        let mut at = PathBuf::from("/");
-        for name in path.components().skip(usize::from(path.is_absolute())) {
-            let holder = self.open(&at, OFlags::PATH, Mode::empty())?;
-            match mkdirat(&holder, name.as_os_str(), Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => at.push(name),
-                Err(why) => return Err(why.into()),
-            }
+    /// A directory, which is made if it is not there, and those above it too.
+    fn directory(&self, path: &Path) -> io::Result<OwnedFd> {
+        let found = self.open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty());
+        let (Err(Errno::NOENT), Some(above), Some(name)) =
+            (&found, path.parent(), path.file_name())
+        else {
+            return Ok(found?);
+        };
+        match mkdirat(self.directory(above)?, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(why) => return Err(why.into()),
         }
-        Ok(())
+        Ok(self.open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
     }
 
     fn file(&self, path: &Path) -> io::Result<fs::File> {
@@ -413,8 +494,14 @@ impl Skeleton {
     /// Opens within the new root only: absolute links lead to its own top.
     fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        openat2(&self.base, path, flags | OFlags::CLOEXEC, mode, resolve)
+        let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
+        openat2(&self.tree, path, flags | OFlags::CLOEXEC, mode, resolve)
     }
+}
+
+fn mount_at(tree: &OwnedFd, target: &OwnedFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(tree, "", target, "", flags)?)
 }
 
 /// Whether everybody may look into an entry of `/proc`. What only the host's root may see needs no

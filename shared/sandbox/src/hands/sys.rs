@@ -3,7 +3,7 @@
 use std::{
     ffi::CString,
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
 };
 
 use rustix::process::Pid;
@@ -113,6 +113,49 @@ pub(super) fn close_leaked_descriptors() -> io::Result<()> {
     // SAFETY: called first thing in a process, before anything in it owns a descriptor above 2.
     let outcome = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Closes everything but the standard three and `kept`, in a process that never returns to whoever
+/// owns the rest.
+///
+/// # Safety
+/// No value that owns another descriptor is used or dropped in this process from here on.
+pub(super) unsafe fn close_all_but(kept: &[RawFd]) -> io::Result<()> {
+    let mut kept = kept.to_vec();
+    kept.sort_unstable();
+    let mut first: u32 = 3;
+    for kept in kept.into_iter().map(RawFd::cast_unsigned).chain([u32::MAX]) {
+        if kept > first {
+            // SAFETY: the caller's promise; the call touches no memory.
+            let outcome = unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0u32) };
+            if outcome != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        first = kept.saturating_add(1).max(first);
+    }
+    Ok(())
+}
+
+/// What happens when a child ends.
+#[derive(Clone, Copy)]
+pub(super) enum Children {
+    /// It is waited for.
+    Awaited,
+    /// Nobody waits; the kernel forgets it.
+    Forgotten,
+}
+
+pub(super) fn handle_children(how: Children) -> io::Result<()> {
+    let handler = match how {
+        Children::Awaited => libc::SIG_DFL,
+        Children::Forgotten => libc::SIG_IGN,
+    };
+    // SAFETY: both are actions of the kernel's own; no code of this process becomes a handler.
+    if unsafe { libc::signal(libc::SIGCHLD, handler) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Lets no program that is started from here on have a descriptor beyond the standard three.

@@ -1,9 +1,8 @@
-//! The other job: one program, with the standard streams that the guard was started with.
+//! The other job: one program, with standard streams from outside.
 
 use std::{
     ffi::OsString,
     io,
-    os::fd::{AsFd, OwnedFd},
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -20,22 +19,8 @@ use crate::{
     wire::{self, Exited, REPORT_BYTES_MAX, Report},
 };
 
-/// The guard's standard streams, kept while this process gives up its own.
-pub(in crate::hands) struct Streams([OwnedFd; 3]);
-
-impl Streams {
-    pub(super) fn take() -> rustix::io::Result<Self> {
-        let keep = |stream: rustix::fd::BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(stream, 3);
-        Ok(Self([
-            keep(io::stdin().as_fd())?,
-            keep(io::stdout().as_fd())?,
-            keep(io::stderr().as_fd())?,
-        ]))
-    }
-}
-
 /// Runs the program to its end and reports how it ended.
-pub(super) fn run(mut inside: Inside<'_>, argv: &[OsString], directory: &Path) {
+pub(super) fn run(mut inside: Inside, argv: &[OsString], directory: &Path) {
     let exited = match start(&mut inside, argv, directory) {
         Ok(Some(child)) => match wait_for(&inside, &child) {
             Some(exited) => exited,
@@ -48,17 +33,17 @@ pub(super) fn run(mut inside: Inside<'_>, argv: &[OsString], directory: &Path) {
 }
 
 fn start(
-    inside: &mut Inside<'_>,
+    inside: &mut Inside,
     argv: &[OsString],
     directory: &Path,
 ) -> Result<Option<Child>, Exited> {
-    let (Some(Streams([input, output, errors])), Some((name, arguments))) =
+    let (Some([input, output, errors]), Some((name, arguments))) =
         (inside.streams.take(), argv.split_first())
     else {
         return Ok(None);
     };
     let mut command = Command::new(name);
-    command.args(arguments).env_clear().envs(environment(inside.start)).current_dir(directory);
+    command.args(arguments).env_clear().envs(environment(&inside.start)).current_dir(directory);
     command.stdin(Stdio::from(input)).stdout(Stdio::from(output)).stderr(Stdio::from(errors));
     command.spawn().map(Some).map_err(|why| {
         let missing = why.kind() == io::ErrorKind::NotFound;
@@ -68,7 +53,7 @@ fn start(
 }
 
 /// Waits for the program, and collects whatever else ends; `None` when the guard is gone.
-fn wait_for(inside: &Inside<'_>, child: &Child) -> Option<Exited> {
+fn wait_for(inside: &Inside, child: &Child) -> Option<Exited> {
     let program = Pid::from_raw(child.id().cast_signed())?;
     let ends = sys::child_ends().ok()?;
     loop {

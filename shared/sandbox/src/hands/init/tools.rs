@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// Reads orders until the line or the guard ends.
-pub(super) fn serve(inside: Inside<'_>) {
+pub(super) fn serve(inside: Inside) {
     let Inside { mut line, start, guard_alive, oom_events, .. } = inside;
     let reach = Reach::Namespace { shell: Arc::new(AtomicU32::new(0)) };
     let memory_bytes = start.limits.memory_bytes;
     let surroundings = Surroundings {
-        directory: home(start).into(),
-        environment: environment(start),
+        directory: home(&start).into(),
+        environment: environment(&start),
         reach: reach.clone(),
         output_bytes_max: start.limits.output_bytes_max,
         call_ms_max: start.limits.call_ms_max,
@@ -74,7 +74,7 @@ fn obey(line: &mut UnixStream, calls: &mpsc::Sender<Call>, stop: &Stop) -> bool 
             stop.call(&call_id);
             true
         }
-        Ok(Order::Start(_)) | Err(_) => false,
+        Err(_) => false,
     }
 }
 
