@@ -16,18 +16,19 @@ use tailstep_sandbox::{
     program::{End, Exited, Program, Workspace, supervise},
 };
 
-/// Each kind of work runs in short turns, so that what else the machine does meets all alike.
-const TURNS: usize = 20;
-const ROUNDS_PER_TURN: usize = 10;
+/// Rounds. In each one every kind of work runs once, right after a plain process, so that what else the
+/// machine does meets both alike.
+const ROUNDS: usize = 200;
+
+/// Before each run, so that what the kernel still takes apart of the one before is not counted; the last
+/// figures are without it.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a runtime may hold while it starts sandboxes.
 const HELD_BYTES: usize = 500 << 20;
 
 /// Sandboxes at one time.
 const SIDE_BY_SIDE: usize = 8;
-
-/// Processor time is counted in ticks of 1/100 s (`sysconf(_SC_CLK_TCK)` on Linux).
-const TICK_MS: f64 = 10.0;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -45,7 +46,7 @@ async fn measure() -> Result<(), Box<dyn Error>> {
     let workspace = std::env::temp_dir().join(format!("spawn-cost-{}", std::process::id()));
     std::fs::create_dir(&workspace)?;
     let live = Sandbox::provision(&Spec::new(&workspace)).await?;
-    let mut works = vec![Work::Plain, Work::Program, Work::Command, Work::Whole, Work::Live];
+    let mut works = vec![Work::Program, Work::Command, Work::Whole, Work::Live];
     if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_ok() {
         works.push(Work::Bubblewrap);
     } else {
@@ -53,15 +54,16 @@ async fn measure() -> Result<(), Box<dyn Error>> {
     }
     let scene = Scene { program, workspace: workspace.clone(), live };
     let mut costs: Vec<Cost> = works.into_iter().map(Cost::new).collect();
-    for _ in 0..TURNS {
+    for round in 0..ROUNDS {
         for cost in &mut costs {
-            cost.turn(&scene).await?;
+            cost.round(&scene, round).await?;
         }
     }
-    let base = costs[0].figures();
+    println!("{:42} {:>24} {:>24}", "milliseconds (times a plain process)", "least", "median");
     for cost in &mut costs {
-        report(cost.work.name(), cost.figures(), base);
+        cost.report();
     }
+    without_pause(&scene).await?;
     side_by_side(&workspace).await?;
     drop(scene);
     std::fs::remove_dir_all(&workspace)?;
@@ -88,7 +90,7 @@ enum Work {
 impl Work {
     fn name(self) -> &'static str {
         match self {
-            Self::Plain => "plain spawn of /bin/true",
+            Self::Plain => "plain /bin/true",
             Self::Program => "create, /bin/true, destroy",
             Self::Command => "tailstep sandbox run -- /bin/true",
             Self::Whole => "create, bash call of /bin/true, destroy",
@@ -152,7 +154,7 @@ async fn call(sandbox: &Sandbox, id: &str) -> Result<(), Box<dyn Error>> {
 async fn side_by_side(workspace: &Path) -> Result<(), Box<dyn Error>> {
     let mut failures = 0;
     let start = Instant::now();
-    for _ in 0..TURNS {
+    for _ in 0..ROUNDS / 10 {
         let mut running = Vec::new();
         for at in 0..SIDE_BY_SIDE {
             let own = workspace.join(format!("side-{at}"));
@@ -172,7 +174,7 @@ async fn side_by_side(workspace: &Path) -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let (all, ms) = (TURNS * SIDE_BY_SIDE, start.elapsed().as_secs_f64() * 1e3);
+    let (all, ms) = (ROUNDS / 10 * SIDE_BY_SIDE, start.elapsed().as_secs_f64() * 1e3);
     println!(
         "{SIDE_BY_SIDE} at a time: {all} sandboxes, {failures} failures, {:.2} ms each",
         ms / all as f64
@@ -182,49 +184,58 @@ async fn side_by_side(workspace: &Path) -> Result<(), Box<dyn Error>> {
 
 struct Cost {
     work: Work,
+    plain: Vec<Duration>,
     times: Vec<Duration>,
-    processor_ms: f64,
 }
 
 impl Cost {
     fn new(work: Work) -> Self {
-        Self { work, times: Vec::new(), processor_ms: 0.0 }
+        Self { work, plain: Vec::new(), times: Vec::new() }
     }
 
-    async fn turn(&mut self, scene: &Scene) -> Result<(), Box<dyn Error>> {
-        let before = processor_ms()?;
-        for _ in 0..ROUNDS_PER_TURN {
+    async fn round(&mut self, scene: &Scene, round: usize) -> Result<(), Box<dyn Error>> {
+        for (work, times) in [(Work::Plain, &mut self.plain), (self.work, &mut self.times)] {
+            tokio::time::sleep(PAUSE).await;
             let start = Instant::now();
-            self.work.run(scene, self.times.len()).await?;
-            self.times.push(start.elapsed());
+            work.run(scene, round).await?;
+            times.push(start.elapsed());
         }
-        self.processor_ms += processor_ms()? - before;
         Ok(())
     }
 
-    /// Milliseconds a round: the shortest time, the middle one, processor time on average.
-    fn figures(&mut self) -> [f64; 3] {
+    #[allow(clippy::print_stdout, reason = "printing is what this program is for")]
+    fn report(&mut self) {
+        self.plain.sort();
         self.times.sort();
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let rounds = self.times.len();
-        [ms(self.times[0]), ms(self.times[rounds / 2]), self.processor_ms / rounds as f64]
+        print!("{:42}", self.work.name());
+        for at in [0, ROUNDS / 2] {
+            let [time, plain] = [&self.times, &self.plain].map(|times| ms(times[at]));
+            print!("   {time:7.3} / {plain:5.3} = {:4.1}", time / plain);
+        }
+        println!();
     }
 }
 
-/// Processor time of this process and the children it has waited for.
-fn processor_ms() -> Result<f64, Box<dyn Error>> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    // utime, stime, cutime, cstime: fields 14 to 17, of which the name ended the second.
-    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Ok(ticks as f64 * TICK_MS)
-}
-
+/// As fast as one task can.
 #[allow(clippy::print_stdout, reason = "printing is what this program is for")]
-fn report(what: &str, figures: [f64; 3], base: [f64; 3]) {
-    print!("{what:42}");
-    for ((name, figure), base) in ["least", "median", "processor"].iter().zip(figures).zip(base) {
-        print!("  {name} {figure:7.3} ms {:5.1} x", figure / base);
+async fn without_pause(scene: &Scene) -> Result<(), Box<dyn Error>> {
+    let mut each = [0.0; 2];
+    for (work, each) in [Work::Plain, Work::Program].into_iter().zip(&mut each) {
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            work.run(scene, round).await?;
+        }
+        *each = ms(start.elapsed()) / ROUNDS as f64;
     }
-    println!();
+    let [plain, sandbox] = each;
+    println!(
+        "without a pause: {}: {sandbox:.3} ms on average, {:.1} times the {plain:.3} ms of a plain process",
+        Work::Program.name(),
+        sandbox / plain
+    );
+    Ok(())
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }

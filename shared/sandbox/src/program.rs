@@ -92,7 +92,7 @@ pub fn run(
     let mut seen = Seen { reports, network: spec.network, ready: Some(ready), end: None };
     let (input, output, errors) = (io::stdin(), io::stdout(), io::stderr());
     let streams = [input.as_fd(), output.as_fd(), errors.as_fd()];
-    let ending = Blank::prepare()
+    let ending = Blank::prepare(&start.root, &start.mounts)
         .and_then(|blank| launch(blank, &start, inner_line, &streams, |w| seen.watch(w)))
         .map_err(refused)?;
     Ok(end(seen.end, ending))

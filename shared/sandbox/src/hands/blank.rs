@@ -15,10 +15,15 @@ use rustix::{
 
 use super::{
     cgroup::{Cgroup, Doors},
+    host::{Look, take_root},
     identity::{Rights, explain},
     init,
-    root::{self, Base},
+    root::Base,
     sys::{self, Forked, fork_into},
+};
+use crate::{
+    spec::{Mount, Root},
+    wire::Start,
 };
 
 const NAMESPACES: libc::c_int = libc::CLONE_NEWUSER
@@ -38,6 +43,8 @@ pub(crate) struct Blank {
     pub(super) go: UnixStream,
     /// The group that PID 1 is in, which has no limits yet, or why there is none.
     pub(super) cgroup: Result<Cgroup, String>,
+    /// The host before the root was taken from it.
+    look: Look,
     /// Closed by the end of this process, however that comes, and PID 1 sees it.
     _alive: OwnedFd,
 }
@@ -51,17 +58,28 @@ pub(super) struct Ended {
 }
 
 impl Blank {
-    /// Whether it may be made long before it is used. Without the right to take mounts from outside,
-    /// PID 1 takes them from the copy that it got when it was made, and that would age.
-    pub(super) fn keeps() -> bool {
-        Rights::look().is_ok_and(|rights| rights.mounts_outside)
+    /// One for most of what will come, where it may be made long before it is used. Without the right to
+    /// take mounts from outside, PID 1 takes them from the copy that it got when it was made, and that
+    /// would age.
+    pub(super) fn ahead() -> Option<Self> {
+        if !Rights::look().is_ok_and(|rights| rights.mounts_outside) {
+            return None;
+        }
+        // What fails now is tried again, and told, when there is somebody to tell.
+        Self::prepare(&Root::Host, &[]).ok()
     }
 
-    /// Forks PID 1. The calling process has one thread, and becomes the guard.
+    /// Whether one made ahead is what would be made now.
+    pub(super) fn fits(&self, start: &Start) -> bool {
+        start.root == Root::Host && self.look.is_current()
+    }
+
+    /// Forks PID 1 for a sandbox with this root, in which the mounts will be. The calling process has
+    /// one thread, and becomes the guard.
     ///
     /// # Errors
     /// One line saying what the host does not give, and what to change.
-    pub(crate) fn prepare() -> Result<Self, String> {
+    pub(crate) fn prepare(root: &Root, mounts: &[Mount]) -> Result<Self, String> {
         umask(Mode::from_raw_mode(0o022));
         let rights = Rights::look()?;
         rights.drop_groups()?;
@@ -69,8 +87,9 @@ impl Blank {
             UnixStream::pair().map_err(|why| format!("cannot make a socket: {why}"))?;
         let (inner_alive, alive) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|why| format!("cannot make a pipe: {why}"))?;
+        let look = Look::take().map_err(|why| format!("cannot read the mount table: {why}"))?;
         let base = match rights.mounts_outside {
-            true => Some(Base::make(root::devices()?)?),
+            true => Some(Base::make(take_root(root, mounts)?)?),
             false => None,
         };
         let (cgroup, doors) = match Cgroup::create() {
@@ -91,7 +110,7 @@ impl Blank {
             }
             Forked::Parent { pid, exit } => (pid, exit),
         };
-        Ok(Self { rights, pid, exit, go, cgroup, _alive: alive })
+        Ok(Self { rights, pid, exit, go, cgroup, look, _alive: alive })
     }
 
     /// Kills PID 1, and waits until the kernel has ended everything inside.

@@ -27,8 +27,9 @@ use rustix::{
 
 use super::{
     Go,
+    host::{self, Tree},
     identity::INNER_ID,
-    root::{self, Base, Layout},
+    root::{self, Base},
     sys,
 };
 use crate::{
@@ -98,23 +99,23 @@ pub(super) fn run(
 
 /// What the guard gives that is used up by the start.
 struct Given {
-    layout: Layout,
+    own: Vec<Tree>,
     grouped: Result<String, String>,
 }
 
 fn take(go: &mut UnixStream, guard_alive: OwnedFd) -> io::Result<(Inside, Given)> {
-    let Go { start, plan, grouped, oom_events } =
+    let Go { start, own, grouped, oom_events } =
         wire::read::<Go<Start>>(go, wire::ORDER_BYTES_MAX)?;
     let is_program = matches!(start.job, Job::Program { .. });
     let streams = if is_program { 3 } else { 0 };
-    let count = 1 + plan.trees() + usize::from(oom_events) + streams;
+    let count = 1 + own.len() + usize::from(oom_events) + streams;
     let mut descriptors = pass::receive_all(&*go, count)?.into_iter();
     let line = descriptors.next().ok_or(io::ErrorKind::InvalidData)?.into();
-    let layout = plan.with(&mut descriptors);
+    let own = host::trees(own, &mut descriptors);
     let oom_events = if oom_events { descriptors.next().map(File::from) } else { None };
     let streams = <[OwnedFd; 3]>::try_from(descriptors.collect::<Vec<_>>()).ok();
     let inside = Inside { line, start, guard_alive, oom_events, listener: None, streams };
-    Ok((inside, Given { layout, grouped }))
+    Ok((inside, Given { own, grouped }))
 }
 
 /// Does what is the same for every sandbox. With a new root it is entered at once, so that waiting
@@ -147,23 +148,24 @@ fn wall_in(inside: &mut Inside, given: Given, base: Option<Base>) -> Result<Laye
     let mut layers = Layers::default();
     let fail = |what: &'static str| move |why: Errno| format!("cannot {what}: {why}");
     let become_inner_user = || become_inner_user().map_err(fail("become the inner user"));
-    let (base, layout) = match base {
+    let (base, own) = match base {
         Some(base) => {
-            base.place(&given.layout)?;
+            base.place(&given.own);
             become_inner_user()?;
-            (base, given.layout)
+            (base, given.own)
         }
         None => {
-            let (layout, devices, proc) = (root::take(start)?, root::devices()?, root::proc()?);
+            let layout = host::take_root(&start.root, &start.mounts)?;
+            let (own, proc) = (host::take_own(start)?, root::proc()?);
             become_inner_user()?;
-            let base = Base::make(devices)?;
+            let base = Base::make(layout)?;
             base.enter(&proc)?;
-            base.place(&layout)?;
-            (base, layout)
+            base.place(&own);
+            (base, own)
         }
     };
-    base.fill(&layout, start)?;
-    drop((base, layout));
+    base.fill(&own, start.limits.tmp_bytes)?;
+    drop((base, own));
     if start.network == Network::Proxy {
         let listener = TcpListener::bind(PROXY);
         let listener = listener.map_err(|why| format!("cannot listen at {PROXY}: {why}"))?;

@@ -5,6 +5,7 @@
 
 mod blank;
 mod cgroup;
+mod host;
 mod identity;
 mod init;
 mod root;
@@ -31,13 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::blank::Blank;
 pub use self::server::main;
-use self::{
-    blank::Ended,
-    cgroup::Cgroup,
-    identity::Identity,
-    root::{Layout, Plan},
-    usage::Usage,
-};
+use self::{blank::Ended, cgroup::Cgroup, identity::Identity, usage::Usage};
 use crate::{
     pass,
     spec::{Access, Strictness},
@@ -131,7 +126,7 @@ fn set_going(
     line: UnixStream,
     streams: &[BorrowedFd<'_>],
 ) -> Result<(), String> {
-    let layout = if blank.rights.mounts_outside { root::take(start)? } else { Layout::default() };
+    let own = if blank.rights.mounts_outside { host::take_own(start)? } else { Vec::new() };
     identity.map_user(blank.pid)?;
     let cgroup = blank.cgroup.as_ref().map_err(String::clone);
     let cgroup = cgroup.and_then(|cgroup| cgroup.limit(&start.limits).map(|()| cgroup));
@@ -141,9 +136,9 @@ fn set_going(
     };
     let oom_events = cgroup.as_ref().ok().and_then(|cgroup| cgroup.oom_events());
     let grouped = cgroup.map(Cgroup::describe);
-    let go = Go { start, plan: layout.plan(), grouped, oom_events: oom_events.is_some() };
+    let go = Go { start, own: host::plan(&own), grouped, oom_events: oom_events.is_some() };
     let mut descriptors = vec![line.as_fd()];
-    descriptors.extend(layout.descriptors());
+    descriptors.extend(host::descriptors(&own));
     descriptors.extend(oom_events.iter().map(AsFd::as_fd));
     descriptors.extend(streams);
     let sent = wire::write(&mut &blank.go, &go, ORDER_BYTES_MAX);
@@ -156,13 +151,13 @@ fn set_going(
     }
 }
 
-/// What PID 1 waits for. Descriptors follow: its line, those of the plan, that of `oom_events`, and
+/// What PID 1 waits for. Descriptors follow: its line, those of its own trees, that of `oom_events`, and
 /// for a program the three standard streams.
 #[derive(Debug, Serialize, Deserialize)]
 struct Go<S> {
     start: S,
-    /// Empty where PID 1 takes what is seen of the host itself.
-    plan: Plan,
+    /// Empty where PID 1 takes everything that is seen of the host itself.
+    own: host::Plan,
     /// The control group, or why there is none.
     grouped: Result<String, String>,
     /// There is a file that counts kills for lack of memory.

@@ -3,103 +3,27 @@
 //! workspace. The host's tree is detached once this stands.
 
 use std::{
-    ffi::OsString,
     fs,
     io::{self, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use rustix::{
-    fs::{
-        AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2,
-        statat, symlinkat,
-    },
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, statat, symlinkat},
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-        fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
     },
     process::{chdir, fchdir, pivot_root},
 };
 
-use serde::{Deserialize, Serialize};
-
-use super::{identity::INNER_ID, sys};
-use crate::{
-    spec::{Access, Mount, Root, WORKSPACE},
-    wire::Start,
+use super::{
+    host::{self, Layout, SAFE, Tree, clone_tree},
+    identity::INNER_ID,
+    sys,
 };
-
-/// A copy of one of the host's mounts, not yet attached anywhere.
-pub(super) struct Tree {
-    tree: OwnedFd,
-    target: PathBuf,
-    directory: bool,
-}
-
-/// What the sandbox sees, taken from the host and not yet put together.
-#[derive(Default)]
-pub(super) struct Layout {
-    trees: Vec<Tree>,
-    /// By where they stand in the new root and where they lead.
-    links: Vec<(PathBuf, PathBuf)>,
-}
-
-/// A layout without its descriptors, as it is told to PID 1.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Plan {
-    /// Targets, and whether each is a directory.
-    trees: Vec<(OsString, bool)>,
-    links: Vec<(OsString, OsString)>,
-}
-
-impl Layout {
-    pub(super) fn plan(&self) -> Plan {
-        let links = self.links.iter().map(|(at, to)| (at.clone().into(), to.clone().into()));
-        let trees = self.trees.iter().map(|tree| (tree.target.clone().into(), tree.directory));
-        Plan { trees: trees.collect(), links: links.collect() }
-    }
-
-    /// Those of the plan's trees, in order.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.trees.iter().map(|tree| tree.tree.as_fd())
-    }
-}
-
-impl Plan {
-    pub(super) fn trees(&self) -> usize {
-        self.trees.len()
-    }
-
-    /// The layout again; takes its descriptors and leaves what comes behind them.
-    pub(super) fn with(self, descriptors: &mut impl Iterator<Item = OwnedFd>) -> Layout {
-        let trees = self.trees.into_iter().zip(descriptors);
-        let trees = trees.map(|((target, directory), tree)| {
-            let target = target.into();
-            Tree { tree, target, directory }
-        });
-        let links = self.links.into_iter().map(|(at, to)| (at.into(), to.into()));
-        Layout { trees: trees.collect(), links: links.collect() }
-    }
-}
-
-/// Directories of programs and libraries. On most hosts all but the first are links into it.
-const PROGRAMS: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-
-/// What programs need of the host's configuration: how libraries are found, what the links in
-/// `/usr` point to. No names of people, hosts or services.
-const CONFIGURATION: [&str; 9] = [
-    "alternatives",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "mime.types",
-    "protocols",
-    "services",
-    "ssl/certs",
-];
 
 /// Files that describe the sandbox itself, made here.
 const OWN_FILES: [&str; 6] = [
@@ -110,14 +34,6 @@ const OWN_FILES: [&str; 6] = [
     "etc/nsswitch.conf",
     "etc/resolv.conf",
 ];
-
-/// Entries of a whole system that are made here, never taken from it.
-const OWN: [&str; 6] = ["dev", "proc", "run", "sys", "tmp", "workspace"];
-
-/// Directories of `/etc` that come with a language, whatever its version.
-const LANGUAGES: [&str; 3] = ["java-", "python", "perl"];
-
-const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 
 /// Files of `/proc` that tell of the host or act on it, hidden behind `/dev/null`.
 const HIDDEN_FILES: [&str; 12] = [
@@ -138,144 +54,8 @@ const HIDDEN_FILES: [&str; 12] = [
 /// Directories there, hidden behind an empty one.
 const HIDDEN_DIRECTORIES: [&str; 7] = ["acpi", "asound", "bus", "driver", "fs", "irq", "scsi"];
 
-const SAFE: u64 = sys::NO_SUID | sys::NO_DEVICES;
-
 /// Entries of a tmpfs: one for every 4 KiB of a size that is usual, so that the two end together.
 const INODES_MAX: u64 = 65_536;
-
-/// Takes copies of everything of the host that this sandbox is to see. Done before the user is
-/// changed, since the paths may lead through directories closed to it.
-pub(super) fn take(start: &Start) -> Result<Layout, String> {
-    let mut trees = match &start.root {
-        Root::Host => host_trees()?,
-        Root::Directory(root) => image_trees(root, &start.mounts)?,
-    };
-    for mount in &start.mounts {
-        let read_only = if mount.access == Access::ReadOnly { sys::READ_ONLY } else { 0 };
-        trees.push(Tree::open(&mount.source, &mount.target, SAFE | read_only)?);
-    }
-    if let Some(workspace) = &start.workspace {
-        trees.push(Tree::open(workspace, Path::new(WORKSPACE), SAFE)?);
-    }
-    Ok(Layout { trees, links: links(&start.root)? })
-}
-
-/// The devices of every sandbox.
-pub(super) fn devices() -> Result<Vec<Tree>, String> {
-    let open = |name: &&str| {
-        let path = Path::new("/dev").join(name);
-        Tree::open(&path, &path, sys::READ_ONLY | sys::NO_SUID | sys::NO_EXEC)
-    };
-    DEVICES.iter().map(open).collect()
-}
-
-fn host_trees() -> Result<Vec<Tree>, String> {
-    let mut trees = Vec::new();
-    for name in PROGRAMS {
-        let path = Path::new("/").join(name);
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-            trees.push(Tree::open(&path, &path, SAFE | sys::READ_ONLY)?);
-        }
-    }
-    for path in configuration() {
-        trees.push(Tree::open(&path, &path, SAFE | sys::READ_ONLY | sys::NO_EXEC)?);
-    }
-    Ok(trees)
-}
-
-/// Everything at the top of a system's tree that is not made here. Links are made anew, and an
-/// empty directory that mounts go into is too, since nothing can be made in a read-only one.
-fn image_trees(root: &Path, mounts: &[Mount]) -> Result<Vec<Tree>, String> {
-    let mut trees = Vec::new();
-    for name in entries(root)? {
-        let (path, target) = (root.join(&name), Path::new("/").join(&name));
-        let holds_mounts = mounts.iter().any(|mount| mount.target.starts_with(&target));
-        let empty = || fs::read_dir(&path).is_ok_and(|mut found| found.next().is_none());
-        let kind = fs::symlink_metadata(&path).map(|found| found.file_type());
-        let taken = kind.is_ok_and(|kind| kind.is_dir() || kind.is_file());
-        if taken && !(holds_mounts && empty()) {
-            trees.push(Tree::open(&path, &target, SAFE | sys::READ_ONLY)?);
-        }
-    }
-    Ok(trees)
-}
-
-/// The links of the new root, by where they stand in it and where they lead.
-fn links(root: &Root) -> Result<Vec<(PathBuf, PathBuf)>, String> {
-    let mut links = Vec::new();
-    let mut copy = |path: PathBuf, inner: PathBuf| {
-        if let Ok(target) = fs::read_link(path) {
-            links.push((inner, target));
-        }
-    };
-    match root {
-        Root::Host => {
-            let (top, etc) = (Path::new("/"), Path::new("etc"));
-            PROGRAMS.iter().for_each(|name| copy(top.join(name), name.into()));
-            CONFIGURATION.iter().for_each(|name| copy(top.join(etc).join(name), etc.join(name)));
-            for (inner, target) in
-                [("etc/mtab", "/proc/self/mounts"), ("var/tmp", "/tmp"), ("var/run", "/run")]
-            {
-                links.push((inner.into(), target.into()));
-            }
-        }
-        Root::Directory(root) => {
-            for name in entries(root)? {
-                copy(root.join(&name), name.into());
-            }
-        }
-    }
-    Ok(links)
-}
-
-/// The names at the top of a system's tree, but for those made here.
-fn entries(root: &Path) -> Result<Vec<OsString>, String> {
-    let failed = |why| format!("cannot read the root directory {}: {why}", root.display());
-    let mut names = Vec::new();
-    for entry in fs::read_dir(root).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        if !OWN.iter().any(|own| name == *own) {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-fn configuration() -> Vec<PathBuf> {
-    let etc = Path::new("/etc");
-    let mut paths: Vec<PathBuf> = CONFIGURATION.iter().map(|name| etc.join(name)).collect();
-    for entry in fs::read_dir(etc).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        if LANGUAGES.iter().any(|language| name.to_string_lossy().starts_with(language)) {
-            paths.push(entry.path());
-        }
-    }
-    // Links lead into /usr, which is there anyway, and are made anew.
-    paths.retain(|path| fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink()));
-    paths.sort();
-    paths
-}
-
-impl Tree {
-    fn open(source: &Path, target: &Path, attributes: u64) -> Result<Self, String> {
-        let failed = |why: &dyn std::fmt::Display| {
-            format!("cannot mount {} in the sandbox: {why}", source.display())
-        };
-        let tree = clone_tree(CWD, source).map_err(|why| failed(&why))?;
-        let mode = fstat(&tree).map_err(|why| failed(&why))?.st_mode;
-        let directory = FileType::from_raw_mode(mode) == FileType::Directory;
-        sys::set_mount(&tree, attributes, true).map_err(|why| failed(&why))?;
-        Ok(Self { tree, target: target.to_owned(), directory })
-    }
-}
-
-fn clone_tree(directory: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
-    open_tree(directory, path.as_ref(), flags)
-}
 
 /// A fresh `/proc` of this process namespace, not yet attached anywhere. The kernel gives none to a
 /// process that sees no other one whole.
@@ -288,25 +68,26 @@ pub(super) fn proc() -> Result<OwnedFd, String> {
     })
 }
 
-/// The new root, with what every sandbox has in it.
+/// The new root, with what it shows whoever it is for.
 pub(super) struct Base {
     tree: OwnedFd,
-    devices: Vec<Tree>,
+    layout: Layout,
 }
 
 impl Base {
-    /// Made by the guard where it may, and then its own; else by PID 1 as the inner user.
-    pub(super) fn make(devices: Vec<Tree>) -> Result<Self, String> {
+    /// Its files belong to the calling process: the guard, where that may take mounts, else PID 1 as the
+    /// inner user.
+    pub(super) fn make(layout: Layout) -> Result<Self, String> {
         let tree = tmpfs(4 << 20, 4_096, "755");
         let tree = tree.map_err(|why| format!("cannot make a root: {why}"))?;
-        let new = Self { tree, devices };
+        let new = Self { tree, layout };
         new.furnish().map_err(|why| format!("cannot fill the new root: {why}"))?;
+        new.place(&new.layout.trees);
         Ok(new)
     }
 
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let devices = self.devices.iter().map(|device| device.tree.as_fd());
-        std::iter::once(self.tree.as_fd()).chain(devices)
+        std::iter::once(self.tree.as_fd()).chain(host::descriptors(&self.layout.trees))
     }
 
     fn furnish(&self) -> io::Result<()> {
@@ -337,6 +118,10 @@ impl Base {
         ]) {
             self.file(Path::new(name))?.write_all(content.as_bytes())?;
         }
+        for (inner, target) in &self.layout.links {
+            self.directory(inner.parent().unwrap_or(Path::new("/")))?;
+            symlinkat(target, &self.tree, inner)?;
+        }
         Ok(())
     }
 
@@ -346,9 +131,10 @@ impl Base {
         // What it covers is not seen from here on.
         move_mount(&self.tree, "", CWD, "/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|why| format!("cannot attach the new root: {why}"))?;
-        for device in &self.devices {
-            self.attach(device)?;
-        }
+        let covers = if self.layout.is_image { self.covers() } else { Ok(Vec::new()) };
+        let covers = covers.map_err(|why| format!("cannot copy /etc: {why}"))?;
+        self.attach(&self.layout.trees)?;
+        self.cover_files(&covers).map_err(|why| format!("cannot cover files of /etc: {why}"))?;
         self.proc(proc).map_err(|why| format!("cannot cover parts of /proc: {why}"))?;
         fchdir(&self.tree)
             .and_then(|()| pivot_root(".", "."))
@@ -357,39 +143,20 @@ impl Base {
             .map_err(|why| format!("cannot change to the new root: {why}"))
     }
 
-    /// Makes the places for what comes from the layout, as whoever the new root belongs to. A place
-    /// that cannot be made is missed when something is attached there.
-    pub(super) fn place(&self, layout: &Layout) -> Result<(), String> {
-        let links = || -> io::Result<()> {
-            for (inner, target) in &layout.links {
-                self.directory(inner.parent().unwrap_or(Path::new("/")))?;
-                symlinkat(target, &self.tree, inner)?;
-            }
-            Ok(())
-        };
-        links().map_err(|why| format!("cannot fill the new root: {why}"))?;
-        for tree in &layout.trees {
+    /// Makes the places for these trees, as whoever the new root belongs to. A place that cannot be made
+    /// is missed when something is attached there.
+    pub(super) fn place(&self, trees: &[Tree]) {
+        for tree in trees {
             let _ = self.target(tree);
         }
-        Ok(())
     }
 
-    /// Attaches what this sandbox sees. Called by PID 1 as the inner user.
-    pub(super) fn fill(&self, layout: &Layout, start: &Start) -> Result<(), String> {
-        let tmp_bytes = start.limits.tmp_bytes;
+    /// Attaches what one sandbox has alone. Called by PID 1 as the inner user.
+    pub(super) fn fill(&self, own: &[Tree], tmp_bytes: u64) -> Result<(), String> {
         self.tmpfs("tmp", tmp_bytes)
             .and_then(|()| self.tmpfs("dev/shm", tmp_bytes / 4))
             .map_err(|why| format!("cannot make /tmp and /dev/shm: {why}"))?;
-        let covers = match start.root {
-            Root::Host => Vec::new(),
-            Root::Directory(_) => {
-                self.covers().map_err(|why| format!("cannot copy /etc: {why}"))?
-            }
-        };
-        for tree in &layout.trees {
-            self.attach(tree)?;
-        }
-        self.cover_files(&covers).map_err(|why| format!("cannot cover files of /etc: {why}"))?;
+        self.attach(own)?;
         sys::set_mount(&self.tree, SAFE | sys::READ_ONLY, false)
             .map_err(|why| format!("cannot make the new root read-only: {why}"))
     }
@@ -447,10 +214,12 @@ impl Base {
         }
     }
 
-    fn attach(&self, tree: &Tree) -> Result<(), String> {
-        self.target(tree)
-            .and_then(|target| mount_at(&tree.tree, &target))
-            .map_err(|why| format!("cannot mount {} in the sandbox: {why}", tree.target.display()))
+    fn attach(&self, trees: &[Tree]) -> Result<(), String> {
+        trees.iter().try_for_each(|tree| {
+            self.target(tree).and_then(|target| mount_at(&tree.tree, &target)).map_err(|why| {
+                format!("cannot mount {} in the sandbox: {why}", tree.target.display())
+            })
+        })
     }
 
     /// Where a tree goes; made if it is not there.

@@ -152,8 +152,7 @@ fn guard(control: &UnixStream, taken: OwnedFd) {
     }
     let mut asked = [PollFd::new(control, PollFlags::IN)];
     let at_once = poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
-    // What fails now is tried again, and told, when there is somebody to tell.
-    let ahead = if at_once || !Blank::keeps() { None } else { Blank::prepare().ok() };
+    let ahead = if at_once { None } else { Blank::ahead() };
     let Ok(request) = Request::take(control) else { return };
     let taken = Taken(taken);
     let Request { line, mut status, streams } = request;
@@ -191,7 +190,10 @@ fn serve_one(
     };
     line.set_read_timeout(None).map_err(keep)?;
     let inner_line = line.try_clone().map_err(keep)?;
-    let blank = ahead.map_or_else(Blank::prepare, Ok)?;
+    let blank = match ahead {
+        Some(blank) if blank.fits(&start) => blank,
+        Some(_) | None => Blank::prepare(&start.root, &start.mounts)?,
+    };
     let streams: Vec<_> = streams.iter().map(AsFd::as_fd).collect();
     launch(blank, &start, inner_line, &streams, |watched| {
         drop(taken);
