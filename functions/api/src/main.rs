@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lambda_http::{Error, run_with_streaming_response};
 use tailstep_api::{App, HandsFeatures, keys, router};
-use tailstep_aws::{Clients, Config, NoHands, Ports};
+use tailstep_aws::{Clients, Config, Ports};
 use tailstep_core::limits::{Limits, input::BODY_BYTES_MAX};
 use tailstep_model::Router;
 use tailstep_runtime::{
@@ -24,7 +24,8 @@ async fn main() -> Result<(), Error> {
     tailstep_aws::start_logs();
     tailstep_model::tls::install();
     let config = Config::from_env()?;
-    let ports = Ports::new(&Clients::from_env().await, &config);
+    let clients = Clients::from_env().await;
+    let ports = Ports::new(&clients, &config);
     if let Some(hash) = config.api_key_sha256() {
         let now_ms = SystemClock.now_ms();
         keys::ensure_key_hash(ports.documents.as_ref(), TENANT, hash, "deployment", now_ms).await?;
@@ -32,10 +33,10 @@ async fn main() -> Result<(), Error> {
     // Models are checked by name here and called elsewhere, so that no key is needed.
     let no_keys = Arc::new(MemorySecrets::default());
     let runtime = Runtime {
+        hands: ports.releasing(&clients, &config),
         log: ports.log,
         queue: ports.queue,
         model: Arc::new(Router::new(&tailstep_model::Config::from_env()?, no_keys)?),
-        hands: Arc::new(NoHands),
         documents: ports.documents.clone(),
         clock: Arc::new(SystemClock),
         limits: Limits::default(),

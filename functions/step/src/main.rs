@@ -8,7 +8,7 @@ use std::{
 
 use aws_lambda_events::sqs::SqsEvent;
 use lambda_runtime::{Error, LambdaEvent, service_fn};
-use tailstep_aws::{Clients, Config, LambdaHands, Ports, SecretsManager, handle_batch};
+use tailstep_aws::{Clients, Config, Ports, SecretsManager, handle_batch};
 use tailstep_core::limits::Limits;
 use tailstep_model::Router;
 use tailstep_runtime::{
@@ -31,10 +31,10 @@ async fn main() -> Result<(), Error> {
     let ports = Ports::new(&clients, &config);
     let secrets = Arc::new(SecretsManager::new(clients.secrets.clone(), config.model_keys_arn()?));
     let runtime = Runtime {
+        hands: ports.hands(&clients, &config)?,
         log: ports.log,
         queue: ports.queue,
         model: Arc::new(Router::new(&tailstep_model::Config::from_env()?, secrets)?),
-        hands: Arc::new(LambdaHands::new(clients.lambda.clone(), config.hands()?, ports.blobs)),
         documents: ports.documents,
         clock: Arc::new(SystemClock),
         limits: Limits::default(),

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::microvm::MicroVmConfig;
+
 /// Everything that a function may need to know. Parts are absent where the template gives a
 /// function no right to them.
 #[derive(Debug, Clone)]
@@ -10,6 +12,7 @@ pub struct Config {
     pub wake: WakeConfig,
     model_keys_arn: Option<String>,
     sandbox_function: Option<String>,
+    microvms: Option<MicroVmConfig>,
     api_key_sha256: Option<String>,
 }
 
@@ -30,15 +33,22 @@ pub struct WakeConfig {
     pub schedule_role_arn: String,
 }
 
+/// What runs the tools of a deployment.
 #[derive(Debug, Clone)]
-pub struct HandsConfig {
+pub enum HandsConfig {
+    Lambda(LambdaConfig),
+    MicroVm(MicroVmConfig),
+}
+
+#[derive(Debug, Clone)]
+pub struct LambdaConfig {
     /// Name or ARN of the sandbox function.
     pub function: String,
     /// What an invocation may take beyond its tool's own limit: a cold start, unpacking and packing.
     pub overhead_ms: u64,
 }
 
-impl HandsConfig {
+impl LambdaConfig {
     pub fn new(function: impl Into<String>) -> Self {
         Self { function: function.into(), overhead_ms: 30_000 }
     }
@@ -50,13 +60,16 @@ pub enum ConfigError {
         "environment variable {name} is not set; template.yaml sets it on each function that needs it"
     )]
     Missing { name: &'static str },
+    #[error("environment variable {name} is \"{value}\"; set it to one of: {known}")]
+    Unknown { name: &'static str, value: String, known: &'static str },
 }
 
 impl Config {
     /// Reads the `TAILSTEP_…` variables that `template.yaml` sets.
     ///
     /// # Errors
-    /// [`ConfigError::Missing`] names the first compulsory variable that is not set or empty.
+    /// [`ConfigError::Missing`] names the first compulsory variable that is not set or empty,
+    /// [`ConfigError::Unknown`] the one whose value means nothing.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -82,6 +95,7 @@ impl Config {
             },
             model_keys_arn: find("TAILSTEP_MODEL_KEYS_ARN"),
             sandbox_function: find("TAILSTEP_SANDBOX_FUNCTION"),
+            microvms: microvms(find)?,
             api_key_sha256: find("TAILSTEP_API_KEY_SHA256"),
         })
     }
@@ -100,34 +114,108 @@ impl Config {
         self.model_keys_arn.as_deref().ok_or(missing)
     }
 
-    /// The function that runs tools; only the step function has it.
+    /// What runs the tools, for the step function.
     ///
     /// # Errors
     /// [`ConfigError::Missing`].
     pub fn hands(&self) -> Result<HandsConfig, ConfigError> {
+        if let Some(microvms) = self.microvms() {
+            return Ok(HandsConfig::MicroVm(microvms.clone()));
+        }
         let missing = ConfigError::Missing { name: "TAILSTEP_SANDBOX_FUNCTION" };
-        self.sandbox_function.as_deref().map(HandsConfig::new).ok_or(missing)
+        let function = self.sandbox_function.as_deref().ok_or(missing)?;
+        Ok(HandsConfig::Lambda(LambdaConfig::new(function)))
     }
+
+    /// The machines that sessions may have, where tools run in microVMs. Whoever runs no tools may
+    /// still have to end them.
+    pub fn microvms(&self) -> Option<&MicroVmConfig> {
+        self.microvms.as_ref()
+    }
+}
+
+/// How machines are made, where the deployment's hands are microVMs.
+fn microvms(find: impl Fn(&str) -> Option<String>) -> Result<Option<MicroVmConfig>, ConfigError> {
+    const NAME: &str = "TAILSTEP_HANDS";
+    match find(NAME).as_deref() {
+        None | Some("lambda") => return Ok(None),
+        Some("microvm") => {}
+        Some(other) => {
+            let (value, known) = (other.to_owned(), "lambda, microvm");
+            return Err(ConfigError::Unknown { name: NAME, value, known });
+        }
+    }
+    let need = |name: &'static str| find(name).ok_or(ConfigError::Missing { name });
+    // ARNs, with commas between. Never none: a machine without connectors is open on both sides.
+    let arns = |name: &'static str| {
+        let text = need(name)?;
+        let arns = text.split(',').map(str::trim).filter(|arn| !arn.is_empty());
+        let arns: Vec<String> = arns.map(str::to_owned).collect();
+        if arns.is_empty() { Err(ConfigError::Missing { name }) } else { Ok(arns) }
+    };
+    Ok(Some(MicroVmConfig::new(
+        need("TAILSTEP_MICROVM_IMAGE")?,
+        arns("TAILSTEP_MICROVM_INGRESS")?,
+        arns("TAILSTEP_MICROVM_EGRESS")?,
+    )))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A configuration in which each variable has the value `x`, but for those in `set`.
+    fn config(set: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_lookup(|name| {
+            let value = set.iter().find(|(named, _)| *named == name).map(|(_, value)| *value);
+            let value = value.or_else(|| (name != "TAILSTEP_HANDS").then_some("x"));
+            value.map(str::to_owned)
+        })
+    }
+
     #[test]
     fn a_missing_variable_is_named_and_an_empty_one_counts_as_missing() {
-        let all = |name: &str| Some(format!("value of {name}"));
-        assert!(Config::from_lookup(all).is_ok());
-        let without = |gone: &'static str| {
-            Config::from_lookup(move |name| {
-                Some(if name == gone { String::new() } else { "x".into() })
-            })
-        };
-        assert_eq!(
-            without("TAILSTEP_QUEUE_ARN").unwrap_err(),
-            ConfigError::Missing { name: "TAILSTEP_QUEUE_ARN" }
-        );
-        let without = without("TAILSTEP_SANDBOX_FUNCTION").unwrap();
+        assert!(config(&[]).is_ok());
+        let missing = |name| config(&[(name, "")]).unwrap_err();
+        let name = "TAILSTEP_QUEUE_ARN";
+        assert_eq!(missing(name), ConfigError::Missing { name });
+        let without = config(&[("TAILSTEP_SANDBOX_FUNCTION", "")]).unwrap();
         assert!(without.hands().is_err() && without.model_keys_arn().is_ok());
+    }
+
+    #[test]
+    fn hands_are_a_function_unless_microvms_are_asked_for() {
+        for asked in [&[][..], &[("TAILSTEP_HANDS", "")], &[("TAILSTEP_HANDS", "lambda")]] {
+            let config = config(asked).unwrap();
+            assert!(config.microvms().is_none());
+            match config.hands().unwrap() {
+                HandsConfig::Lambda(LambdaConfig { function, .. }) => assert_eq!(function, "x"),
+                HandsConfig::MicroVm(_) => panic!("{asked:?} means microVMs"),
+            }
+        }
+        let asked = [("TAILSTEP_HANDS", "microvm"), ("TAILSTEP_MICROVM_EGRESS", " arn:a,arn:b,")];
+        let HandsConfig::MicroVm(microvms) = config(&asked).unwrap().hands().unwrap() else {
+            panic!("{asked:?} means a function");
+        };
+        assert_eq!((microvms.image.as_str(), microvms.ingress), ("x", vec!["x".to_owned()]));
+        assert_eq!(microvms.egress, ["arn:a", "arn:b"]);
+    }
+
+    #[test]
+    fn unknown_hands_are_refused_and_so_are_microvms_that_lack_something() {
+        let error = config(&[("TAILSTEP_HANDS", "firecracker")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "environment variable TAILSTEP_HANDS is \"firecracker\"; set it to one of: lambda, microvm"
+        );
+        for (name, nothing) in [
+            ("TAILSTEP_MICROVM_IMAGE", ""),
+            ("TAILSTEP_MICROVM_INGRESS", ""),
+            ("TAILSTEP_MICROVM_EGRESS", ""),
+            ("TAILSTEP_MICROVM_EGRESS", " ,"),
+        ] {
+            let error = config(&[("TAILSTEP_HANDS", "microvm"), (name, nothing)]).unwrap_err();
+            assert_eq!(error, ConfigError::Missing { name });
+        }
     }
 }

@@ -28,7 +28,7 @@ use tailstep_core::ids::{BlobRef, SessionKey, sha256_hex};
 use tailstep_runtime::ports::{Blobs, BlobsError, Hands, HandsError, ToolOrder, ToolReply};
 use tokio::time::sleep;
 
-use crate::{config::HandsConfig, trouble::Trouble, trouble::sort};
+use crate::{config::LambdaConfig, trouble::Trouble, trouble::sort};
 
 /// Largest packed workspace. With base64 it is 5.3 MB of the 6 MB that an invocation may carry.
 const ARCHIVE_BYTES_MAX: usize = 4_000_000;
@@ -43,12 +43,12 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct LambdaHands {
     lambda: Client,
-    config: HandsConfig,
+    config: LambdaConfig,
     blobs: Arc<dyn Blobs>,
 }
 
 impl LambdaHands {
-    pub fn new(lambda: Client, config: HandsConfig, blobs: Arc<dyn Blobs>) -> Self {
+    pub fn new(lambda: Client, config: LambdaConfig, blobs: Arc<dyn Blobs>) -> Self {
         Self { lambda, config, blobs }
     }
 }

@@ -1,5 +1,6 @@
 //! The ports on AWS: the log and the documents in DynamoDB, wake-ups in SQS (and EventBridge
-//! Scheduler for long delays), blobs in S3, model keys in Secrets Manager, hands as a Lambda function.
+//! Scheduler for long delays), blobs in S3, model keys in Secrets Manager, hands as a Lambda function or
+//! as microVMs.
 //!
 //! Owns storage keys, item layouts, service limits, timeouts and the one retry layer. Must not know
 //! what an event means, nor any HTTP route. Credentials and region come from the environment that
@@ -18,13 +19,14 @@ mod logs;
 mod microvm;
 mod queue;
 mod secrets;
+mod sweep;
 mod trouble;
 mod wiring;
 
 pub use batch::handle_batch;
 pub use blobs::S3Blobs;
 pub use clients::{Clients, dynamodb_config, lambda_config};
-pub use config::{Config, ConfigError, HandsConfig, StoreConfig, WakeConfig};
+pub use config::{Config, ConfigError, HandsConfig, LambdaConfig, StoreConfig, WakeConfig};
 pub use documents::DynamoDocuments;
 pub use hands::{LambdaHands, sandbox_name};
 pub use log::DynamoLog;
@@ -32,4 +34,5 @@ pub use logs::start_logs;
 pub use microvm::{MicroVmConfig, MicroVmHands, Reaped, microvm_config};
 pub use queue::SqsQueue;
 pub use secrets::SecretsManager;
+pub use sweep::sweep_all;
 pub use wiring::{NoHands, NoModel, Ports};

@@ -166,7 +166,7 @@ impl Hands for MicroVmHands {
         let name = sandbox_name(&order.key);
         let mut stored = record::get(self.documents.as_ref(), &name).await?;
         if let Some(worn) = stored.take_if(|stored| self.is_worn(stored, order)) {
-            self.end(&worn).await?;
+            self.end(worn.record.machine.as_ref()).await?;
             stored = Some(record::begin(self.documents.as_ref(), &name, Some(&worn)).await?);
         }
         let mut course = Course::default();
@@ -223,8 +223,10 @@ impl Hands for MicroVmHands {
         let Some(stored) = record::get(self.documents.as_ref(), &name).await? else {
             return Ok(());
         };
-        self.end(&stored).await?;
-        stored.remove(self.documents.as_ref()).await
+        // The record first: a machine that stands in none is the reaper's, if ending it fails here or
+        // if it is only being made.
+        stored.remove(self.documents.as_ref()).await?;
+        self.end(stored.record.machine.as_ref()).await
     }
 }
 
@@ -261,6 +263,9 @@ impl MicroVmHands {
         // In this order: a machine that is made meanwhile is not in the list, and one in the list was
         // asked for before the records are read.
         let listed = self.machines().list().await?;
+        if listed.is_empty() {
+            return Ok(Reaped { listed: 0, ended: 0 });
+        }
         let records = record::all(self.documents.as_ref()).await?;
         let life_ms = u64::try_from(self.config.life_s).unwrap_or(0) * 1_000;
         let starting =
@@ -529,15 +534,10 @@ impl MicroVmHands {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    /// Ends the machine of a record. One whose answer never came is asked for once more: its token
-    /// finds it, and nothing else does.
-    async fn end(&self, stored: &Stored) -> Result<(), HandsError> {
-        let id = match &stored.record.machine {
-            Some(machine) => machine.id.clone(),
-            None => self.start(stored.name(), stored).await?.id,
-        };
-        self.forget_token(&id);
-        self.machines().terminate(&id).await
+    async fn end(&self, machine: Option<&Machine>) -> Result<(), HandsError> {
+        let Some(Machine { id, .. }) = machine else { return Ok(()) };
+        self.forget_token(id);
+        self.machines().terminate(id).await
     }
 }
 

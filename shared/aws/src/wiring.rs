@@ -10,7 +10,13 @@ use tailstep_core::{
 use tailstep_runtime::ports::{Hands, HandsError, Model, ToolOrder, ToolReply};
 
 use crate::{
-    blobs::S3Blobs, clients::Clients, config::Config, documents::DynamoDocuments, log::DynamoLog,
+    blobs::S3Blobs,
+    clients::Clients,
+    config::{Config, ConfigError, HandsConfig},
+    documents::DynamoDocuments,
+    hands::LambdaHands,
+    log::DynamoLog,
+    microvm::{MicroVmConfig, MicroVmHands},
     queue::SqsQueue,
 };
 
@@ -36,9 +42,41 @@ impl Ports {
             queue: Arc::new(SqsQueue::new(clients, config.wake.clone())),
         }
     }
+
+    /// What runs the tools.
+    ///
+    /// # Errors
+    /// [`ConfigError::Missing`] in a function that is not told where.
+    pub fn hands(&self, clients: &Clients, config: &Config) -> Result<Arc<dyn Hands>, ConfigError> {
+        Ok(match config.hands()? {
+            HandsConfig::Lambda(function) => {
+                Arc::new(LambdaHands::new(clients.lambda.clone(), function, self.blobs.clone()))
+            }
+            HandsConfig::MicroVm(machines) => Arc::new(self.microvms(clients, machines)),
+        })
+    }
+
+    /// What releases sandboxes, in a function that runs no tools.
+    pub fn releasing(&self, clients: &Clients, config: &Config) -> Arc<dyn Hands> {
+        match self.machines(clients, config) {
+            Some(machines) => Arc::new(machines),
+            None => Arc::new(NoHands),
+        }
+    }
+
+    /// The sessions' machines, where tools run in microVMs.
+    pub fn machines(&self, clients: &Clients, config: &Config) -> Option<MicroVmHands> {
+        config.microvms().map(|machines| self.microvms(clients, machines.clone()))
+    }
+
+    fn microvms(&self, clients: &Clients, machines: MicroVmConfig) -> MicroVmHands {
+        let (blobs, documents) = (self.blobs.clone(), self.documents.clone());
+        MicroVmHands::new(clients.microvms.clone(), machines, blobs, documents)
+    }
 }
 
-/// In functions that run no tools. Releasing works: Lambda's sandboxes go by themselves.
+/// In functions that run no tools and have no machines to end. Releasing works: Lambda's sandboxes go
+/// by themselves.
 #[derive(Debug, Clone, Copy)]
 pub struct NoHands;
 

@@ -106,6 +106,13 @@ pub async fn one_call(s: &Subject, command: &str) -> ToolReply {
     session::Session::new().bash(s, command).await
 }
 
+/// A session that has a sandbox.
+pub async fn started(s: &Subject) -> SessionKey {
+    let mut one = session::Session::new();
+    one.text(s, "true").await;
+    one.key
+}
+
 /// Runs every law of the hands.
 pub async fn all<F>(make: impl Fn() -> F)
 where

@@ -93,7 +93,8 @@ impl Service {
 
     pub(crate) fn fault_at_endpoint(&self) -> Option<String> {
         self.fault(|fault| {
-            !fault.starts_with("create") && !fault.starts_with("token reply") && fault != "resume"
+            let elsewhere = ["create", "token reply", "end denied", "list denied"];
+            fault != "resume" && !elsewhere.iter().any(|start| fault.starts_with(start))
         })
     }
 
@@ -183,6 +184,9 @@ async fn run(State(service): State<Arc<Service>>, body: Bytes) -> Response {
 }
 
 async fn list(State(service): State<Arc<Service>>) -> Response {
+    if service.fault(|fault| fault == "list denied").is_some() {
+        return refusal(403, "AccessDeniedException");
+    }
     let machines = service.machines.lock().unwrap();
     let item = |machine: &Arc<Machine>| {
         let state = if machine.state() == Phase::Terminated { "TERMINATED" } else { "RUNNING" };
@@ -200,6 +204,9 @@ async fn look(State(service): State<Arc<Service>>, Path(id): Path<String>) -> Re
 }
 
 async fn terminate(State(service): State<Arc<Service>>, Path(id): Path<String>) -> Response {
+    if service.fault(|fault| fault == "end denied").is_some() {
+        return refusal(403, "AccessDeniedException");
+    }
     match service.machine(&id) {
         Some(machine) if machine.state() == Phase::Terminated => refusal(409, "ConflictException"),
         Some(machine) => {

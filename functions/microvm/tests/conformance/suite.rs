@@ -4,13 +4,17 @@
 
 mod machine;
 mod service;
+mod sweep;
 
 use std::{fs, sync::Arc};
 
 use aws_credential_types::Credentials;
 use aws_sdk_lambdamicrovms::config::{BehaviorVersion, Region};
 use tailstep_aws::{MicroVmConfig, MicroVmHands, microvm_config};
-use tailstep_runtime::memory::{MemoryBlobs, MemoryDocuments};
+use tailstep_runtime::{
+    memory::{MemoryBlobs, MemoryDocuments},
+    ports::Hands,
+};
 use tests_wire::hands::{self, Again, Ending, Fault, Outside, Provider, Subject, Walls};
 
 use service::{EGRESS, IMAGE, INGRESS, Service};
@@ -91,4 +95,16 @@ async fn machines_of_no_session_are_reaped_and_others_are_not() {
     assert_eq!((reaped.listed, reaped.ended), (2, 1));
     assert_eq!(service.live().await, 1);
     assert_eq!(hands.reap().await.unwrap().ended, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_machine_that_could_not_be_ended_is_reaped() {
+    let (s, hands, service) = subject().await;
+    let key = hands::started(&s).await;
+    service.inject("end denied");
+    assert!(hands.release(&key).await.is_err(), "it was not said that a machine is left");
+    assert_eq!(service.live().await, 1);
+    hands.release(&key).await.unwrap();
+    assert_eq!(hands.reap().await.unwrap().ended, 1);
+    assert_eq!(service.live().await, 0);
 }

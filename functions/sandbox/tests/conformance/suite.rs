@@ -9,7 +9,7 @@ use std::{fs, sync::Arc};
 
 use aws_credential_types::Credentials;
 use aws_sdk_lambda::config::{BehaviorVersion, Region};
-use tailstep_aws::{HandsConfig, LambdaHands, lambda_config};
+use tailstep_aws::{LambdaConfig, LambdaHands, lambda_config};
 use tailstep_runtime::memory::MemoryBlobs;
 use tests_wire::hands::{self, Again, Ending, Fault, Outside, Subject, Walls};
 
@@ -70,7 +70,7 @@ async fn subject() -> Subject {
         .http_client(aws_smithy_http_client::Builder::new().build_http());
     let client = aws_sdk_lambda::Client::from_conf(config.build());
     // A stalled reply is waited for as long as the call may take, and this.
-    let config = HandsConfig { overhead_ms: 1_000, ..HandsConfig::new(FUNCTION) };
+    let config = LambdaConfig { overhead_ms: 1_000, ..LambdaConfig::new(FUNCTION) };
     let hands = LambdaHands::new(client, config, Arc::new(MemoryBlobs::default()));
     let here = fs::canonicalize(outside.path()).unwrap();
     Subject {
