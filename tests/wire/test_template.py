@@ -5,6 +5,8 @@ batch would be deleted whole: those are promises of this product, not of CloudFo
 comes with mutations of the source template; the check must hold on the template as it is and must
 fail on every mutation, so a check that cannot fail is itself a failure.
 
+A check holds for the deployments it names: the parameters decide which resources and statements there are.
+
 Run with the interpreter of the `sam` environment (`tests/wire/rig.py template` does).
 """
 
@@ -29,28 +31,93 @@ LOOP = ["ApiFunction", "StepFunction", "SandboxFunction", "SweepFunction"]
 # Services whose resources hold users' data or run users' work.
 DATA_PLANES = {"dynamodb", "s3", "sqs", "secretsmanager", "scheduler", "lambda", "logs", "iam", "kms", "*"}
 
+# Functions that know of machines, with all that each may do to them.
+MACHINES = {
+    "ApiFunction": {"lambda:TerminateMicrovm"},
+    "StepFunction": {"lambda:RunMicrovm", "lambda:GetMicrovm", "lambda:ResumeMicrovm", "lambda:TerminateMicrovm",
+                     "lambda:CreateMicrovmAuthToken", "lambda:PassNetworkConnector"},
+    "SweepFunction": {"lambda:ListMicrovms", "lambda:TerminateMicrovm"},
+}
+# IAM knows no resource for it (service authorization reference of Lambda).
+UNSCOPED = {"lambda:ListMicrovms"}
+IMAGE = {"Fn::Sub": "arn:${AWS::Partition}:lambda:${AWS::Region}:${AWS::AccountId}:microvm-image:${MicroVmImage}"}
+INGRESS = {"Fn::Sub": "arn:${AWS::Partition}:lambda:${AWS::Region}:aws:"
+                      "network-connector:aws-network-connector:ALL_INGRESS"}
+EGRESS = {"Fn::Split": [",", {"Ref": "MicroVmEgress"}]}
+
+# Deployments, by the parameters that differ from the defaults.
+LAMBDA = {}
+NETWORK = {"SandboxSubnetIds": "subnet-1", "SandboxSecurityGroupIds": "sg-1"}
+MICROVM = {"Hands": "microvm", "MicroVmImage": "tailstep", "MicroVmEgress": "arn:aws:lambda:r:1:network-connector:x"}
+
 CHECKS = []
 
 
-def check(*mutations):
-    """Registers a check together with the mutations of the source template that must break it."""
-
-    def register(function):
-        CHECKS.append((function, mutations))
-        return function
-
-    return register
-
-
-def transformed(template):
-    """The resources that CloudFormation would get. Local code folders become a placeholder object,
-    as packaging would replace them."""
+def resources_of(template, parameters):
+    """The resources that CloudFormation would make of the template. Local code folders become a placeholder
+    object, as packaging would replace them."""
     template = copy.deepcopy(template)
     for resource in template["Resources"].values():
         if resource["Type"] == "AWS::Serverless::Function":
             resource["Properties"]["CodeUri"] = "s3://placeholder/code"
     no_managed_policies = type("NoPolicies", (), {"load": lambda self: {}})()
-    return transform(template, {}, no_managed_policies)["Resources"]
+    resources = transform(template, {}, no_managed_policies)["Resources"]
+
+    def holds(condition):
+        return truth(template, parameters, template["Conditions"][condition])
+
+    made = {name: r for name, r in resources.items() if "Condition" not in r or holds(r["Condition"])}
+    return chosen(made, holds)
+
+
+def check(*mutations, given=(LAMBDA,), on=resources_of):
+    """Registers a check together with the mutations of the source template that must break it. It sees what
+    `on` makes of the template with each of the `given` parameters."""
+
+    def register(function):
+        CHECKS.append((function, mutations, given, on))
+        return function
+
+    return register
+
+
+def truth(template, parameters, expression):
+    """What a condition or an assertion comes to."""
+    if not isinstance(expression, dict):
+        return expression
+    (name, value), = expression.items()
+    if name == "Ref":
+        return parameters.get(value, template["Parameters"][value].get("Default"))
+    if name == "Condition":
+        return truth(template, parameters, template["Conditions"][value])
+    values = [truth(template, parameters, part) for part in value]
+    return {"Fn::Equals": lambda: values[0] == values[1], "Fn::Not": lambda: not values[0],
+            "Fn::And": lambda: all(values), "Fn::Or": lambda: any(values)}[name]()
+
+
+def chosen(value, holds):
+    """`value` with each `Fn::If` decided, and without what is decided to be nothing."""
+    nothing = {"Ref": "AWS::NoValue"}
+    if isinstance(value, dict) and list(value) == ["Fn::If"]:
+        condition, so, otherwise = value["Fn::If"]
+        return chosen(so if holds(condition) else otherwise, holds)
+    if isinstance(value, dict):
+        decided = {key: chosen(part, holds) for key, part in value.items()}
+        return decided if decided == nothing else {k: part for k, part in decided.items() if part != nothing}
+    if isinstance(value, list):
+        return [part for part in (chosen(part, holds) for part in value) if part != nothing]
+    return value
+
+
+def refusals(template, parameters):
+    """What the rules say against these parameters."""
+    return [
+        assertion["AssertDescription"]
+        for rule in template["Rules"].values()
+        if truth(template, parameters, rule.get("RuleCondition", True))
+        for assertion in rule["Assertions"]
+        if not truth(template, parameters, assertion["Assert"])
+    ]
 
 
 def props(resources, name):
@@ -97,7 +164,8 @@ def permitting_policies(resources):
     """(where, statement) for each statement that lets somebody act, in any resource."""
     for name in of_type(resources, "AWS::IAM::Role"):
         for statement in statements(resources, name):
-            yield name, statement
+            if statement["Effect"] == "Allow":
+                yield name, statement
     for kind in ("AWS::SQS::QueuePolicy", "AWS::S3::BucketPolicy", "AWS::IAM::ManagedPolicy"):
         for name, resource in of_type(resources, kind).items():
             for statement in listed(resource["Properties"]["PolicyDocument"]["Statement"]):
@@ -108,6 +176,8 @@ def permitting_policies(resources):
 def owned(resource):
     """Whether a policy's resource names something of this stack. A star is allowed only as the end
     of a name whose front already contains a reference to the stack's own resource."""
+    if resource in (INGRESS, EGRESS):
+        return True
     if isinstance(resource, dict) and ("Ref" in resource or "Fn::GetAtt" in resource):
         return not str(resource.get("Ref", "")).startswith("AWS::")
     if isinstance(resource, dict) and "Fn::Sub" in resource:
@@ -154,6 +224,50 @@ def allow(role, action, resource):
         )
 
     mutate.__name__ = f"{role} may {action} on {resource}"
+    return mutate
+
+
+def anywhere(old, new):
+    """A mutation that replaces a value wherever it stands in a role."""
+
+    def replaced(value):
+        if value == old:
+            return new
+        if isinstance(value, dict):
+            return {key: replaced(part) for key, part in value.items()}
+        return [replaced(part) for part in value] if isinstance(value, list) else value
+
+    def mutate(template):
+        for resource in of_type(template["Resources"], "AWS::IAM::Role").values():
+            resource["Properties"] = replaced(resource["Properties"])
+
+    mutate.__name__ = f"{new} for {old} in roles"
+    return mutate
+
+
+def unconditional(resource):
+    """A mutation that makes a resource part of every deployment."""
+
+    def mutate(template):
+        del template["Resources"][resource]["Condition"]
+
+    mutate.__name__ = f"{resource} in every deployment"
+    return mutate
+
+
+def without_assertion(rule, at):
+    def mutate(template):
+        del template["Rules"][rule]["Assertions"][at]
+
+    mutate.__name__ = f"without assertion {at} of {rule}"
+    return mutate
+
+
+def without_rule_condition(rule):
+    def mutate(template):
+        del template["Rules"][rule]["RuleCondition"]
+
+    mutate.__name__ = f"{rule} always"
     return mutate
 
 
@@ -214,13 +328,15 @@ def the_queue_is_a_standard_one(resources):
 
 @check(allow("StepRole", "dynamodb:GetItem", "*"), allow("SweepRole", "sqs:SendMessage", "arn:aws:sqs:*:*:*"),
        allow("ApiRole", "*", "*"), allow("ApiRole", "s3:GetObject", {"Fn::Sub": "arn:aws:s3:::*/${Blobs}"}),
-       allow("StepRole", "lambda:InvokeFunction", {"Fn::Sub": "arn:aws:lambda:${AWS::Region}:${AWS::AccountId}:function:*"}))
+       allow("StepRole", "lambda:InvokeFunction", {"Fn::Sub": "arn:aws:lambda:${AWS::Region}:${AWS::AccountId}:function:*"}),
+       anywhere(EGRESS, "*"), anywhere(IMAGE, {"Fn::Sub": IMAGE["Fn::Sub"].replace("${MicroVmImage}", "*")}),
+       given=(LAMBDA, NETWORK, MICROVM))
 def no_policy_reaches_past_the_stack(resources):
     seen = 0
     for where, statement in permitting_policies(resources):
         seen += 1
         actions = listed(statement["Action"])
-        if not any(action.split(":")[0] in DATA_PLANES for action in actions):
+        if not any(action.split(":")[0] in DATA_PLANES for action in actions) or set(actions) <= UNSCOPED:
             continue
         for resource in listed(statement["Resource"]):
             assert owned(resource), f"{where} allows {actions} on {resource}"
@@ -228,7 +344,8 @@ def no_policy_reaches_past_the_stack(resources):
 
 
 @check(allow("StepRole", "dynamodb:*", {"Fn::GetAtt": ["LogTable", "Arn"]}),
-       allow("SweepRole", "s3:Get*", {"Fn::GetAtt": ["Blobs", "Arn"]}))
+       allow("SweepRole", "s3:Get*", {"Fn::GetAtt": ["Blobs", "Arn"]}),
+       anywhere("lambda:TerminateMicrovm", "lambda:*Microvm"), given=(LAMBDA, NETWORK, MICROVM))
 def no_policy_allows_actions_by_wildcard(resources):
     for where, statement in permitting_policies(resources):
         for action in listed(statement["Action"]):
@@ -261,6 +378,101 @@ def only_the_step_holds_keys_and_hands(resources):
         has = actions & {"secretsmanager:GetSecretValue", "lambda:InvokeFunction"}
         want = 2 if function == "StepFunction" else 0
         assert len(has) == want, f"{function} has {sorted(has)}"
+
+
+@check(put("SandboxFunction", {"Ref": "AWS::NoValue"}, "VpcConfig"),
+       anywhere("ec2:*", "ec2:CreateNetworkInterface"), anywhere("ec2:DescribeSubnets", "ec2:RunInstances"),
+       anywhere({"Null": {"lambda:SourceFunctionArn": "false"}}, {"Null": {"lambda:SourceFunctionArn": "true"}}),
+       allow("SandboxRole", "s3:GetObject", {"Fn::GetAtt": ["Blobs", "Arn"]}), given=(NETWORK,))
+def the_sandbox_has_interfaces_in_a_network_and_no_power_over_them(resources):
+    network = props(resources, "SandboxFunction")["VpcConfig"]
+    assert network == {"SubnetIds": {"Fn::Split": [",", {"Ref": "SandboxSubnetIds"}]},
+                       "SecurityGroupIds": {"Fn::Split": [",", {"Ref": "SandboxSecurityGroupIds"}]}}
+    found = statements(resources, role_of(resources, "SandboxFunction"))
+    allowed = {a for s in found if s["Effect"] == "Allow" for a in listed(s["Action"])}
+    # What Lambda asks for (developer guide, "Giving Lambda functions access to resources in an Amazon VPC").
+    asked = {"CreateNetworkInterface", "DescribeNetworkInterfaces", "DescribeSubnets", "DeleteNetworkInterface",
+             "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses"}
+    assert allowed == {"logs:CreateLogStream", "logs:PutLogEvents"} | {f"ec2:{name}" for name in asked}, allowed
+    denied = [s for s in found if s["Effect"] == "Deny"]
+    # A call of the function's own code carries its ARN, one of the service does not.
+    assert [(s["Action"], s["Resource"], s["Condition"]) for s in denied] == [
+        ("ec2:*", "*", {"Null": {"lambda:SourceFunctionArn": "false"}})]
+
+
+@check(anywhere("lambda:ResumeMicrovm", "lambda:SuspendMicrovm"), anywhere(INGRESS, EGRESS), anywhere(EGRESS, INGRESS),
+       anywhere(IMAGE, {"Fn::GetAtt": ["LogTable", "Arn"]}), allow("ApiRole", "lambda:RunMicrovm", IMAGE),
+       allow("StepRole", "lambda:CreateMicrovmShellAuthToken", IMAGE), allow("StepRole", "iam:PassRole", IMAGE),
+       given=(MICROVM,))
+def each_function_may_do_to_machines_what_it_does(resources):
+    for function, want in MACHINES.items():
+        found = statements(resources, role_of(resources, function))
+        on = {}
+        for statement in found:
+            for action in listed(statement["Action"]):
+                on.setdefault(action, []).extend(listed(statement["Resource"]))
+        assert {a for a in on if a.startswith("lambda:")} == want, f"{function} may {sorted(on)}"
+        scoped = want - UNSCOPED - {"lambda:PassNetworkConnector"}
+        assert all(on[action] == [IMAGE] for action in scoped), f"{function} {on}"
+        assert on.get("lambda:PassNetworkConnector", [INGRESS, EGRESS]) == [INGRESS, EGRESS]
+        # A machine has no role, so nobody may pass one.
+        assert on.get("iam:PassRole") == [{"Fn::GetAtt": ["WakeSchedulesRole", "Arn"]}], f"{function} {on}"
+
+
+@check(*[allow(role, "lambda:TerminateMicrovm", IMAGE) for role in ("ApiRole", "StepRole", "SweepRole")],
+       allow("SandboxRole", "lambda:RunMicrovm", IMAGE), given=(LAMBDA, NETWORK))
+def without_microvms_nobody_may_touch_any(resources):
+    for where, statement in permitting_policies(resources):
+        for action in listed(statement["Action"]):
+            assert "Microvm" not in action and "NetworkConnector" not in action, f"{where} may {action}"
+
+
+@check(*[unconditional(name) for name in ("SandboxFunction", "SandboxRole", "SandboxLogs")],
+       allow("StepRole", "lambda:InvokeFunction", {"Fn::GetAtt": ["StepFunction", "Arn"]}), given=(MICROVM,))
+def with_microvms_there_is_no_sandbox_function(resources):
+    assert not [name for name in resources if name.startswith("Sandbox")]
+    assert not [w for w, s in permitting_policies(resources) if "lambda:InvokeFunction" in listed(s["Action"])]
+    assert "TAILSTEP_SANDBOX_FUNCTION" not in props(resources, "StepFunction")["Environment"]["Variables"]
+
+
+@check(*[drop(function, "Environment", "Variables", name) for function in MACHINES
+         for name in ("TAILSTEP_HANDS", "TAILSTEP_MICROVM_EGRESS")],
+       put("SweepFunction", {"Ref": "MicroVmEgress"}, "Environment", "Variables", "TAILSTEP_MICROVM_INGRESS"),
+       put("ApiFunction", {"Ref": "MicroVmImage"}, "Environment", "Variables", "TAILSTEP_MICROVM_IMAGE"),
+       given=(MICROVM,))
+def every_function_that_knows_of_machines_is_told_the_same(resources):
+    for function in MACHINES:
+        variables = props(resources, function)["Environment"]["Variables"]
+        ours = ("TAILSTEP_HANDS", "TAILSTEP_MICROVM_")
+        told = {name: value for name, value in variables.items() if name.startswith(ours)}
+        assert told == {"TAILSTEP_HANDS": {"Ref": "Hands"}, "TAILSTEP_MICROVM_IMAGE": IMAGE,
+                        "TAILSTEP_MICROVM_INGRESS": INGRESS, "TAILSTEP_MICROVM_EGRESS": {"Ref": "MicroVmEgress"}}, told
+
+
+@check(anywhere("dynamodb:Query", "dynamodb:GetItem"), given=(MICROVM,))
+def the_sweep_reads_whose_machines_are_whose(resources):
+    found = statements(resources, role_of(resources, "SweepFunction"))
+    assert [s for s in found if s["Resource"] == {"Fn::GetAtt": ["ConfigTable", "Arn"]}
+            and listed(s["Action"]) == ["dynamodb:Query"]]
+
+
+@check(*[without_assertion(rule, at) for rule, count in
+         (("MicroVmsAreWhole", 3), ("SubnetsHaveSecurityGroups", 1), ("SecurityGroupsHaveSubnets", 1))
+         for at in range(count)],
+       without_rule_condition("MicroVmsAreWhole"), without_rule_condition("SubnetsHaveSecurityGroups"),
+       on=lambda template, _: template)
+def parameters_that_do_not_fit_together_are_refused(template):
+    for good in (LAMBDA, NETWORK, MICROVM):
+        assert refusals(template, good) == [], good
+    for given, named in (
+        (MICROVM | {"MicroVmImage": ""}, "MicroVmImage"),
+        (MICROVM | {"MicroVmEgress": ""}, "MicroVmEgress"),
+        (MICROVM | NETWORK, "SandboxSubnetIds"),
+        (NETWORK | {"SandboxSubnetIds": ""}, "SandboxSubnetIds"),
+        (NETWORK | {"SandboxSecurityGroupIds": ""}, "SandboxSecurityGroupIds"),
+    ):
+        refused = refusals(template, given)
+        assert len(refused) == 1 and named in refused[0], f"{given}: {refused}"
 
 
 @check(drop("LogTable", "PointInTimeRecoverySpecification"), drop("LogTable", "SSESpecification"),
@@ -300,28 +512,30 @@ def every_function_logs_to_a_group_that_forgets(resources):
         assert props(resources, group)["RetentionInDays"] == {"Ref": "LogRetentionDays"}, group
 
 
-def failure_of(function, resources):
+def failure_of(function, template, given, on):
     """What is wrong, or None. A missing key counts: the property asked for is not there."""
-    try:
-        function(resources)
-    except (AssertionError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
+    for parameters in given:
+        subject = on(template, parameters)
+        try:
+            function(subject)
+        except (AssertionError, KeyError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
     return None
 
 
 def main():
     template = yaml_parse((ROOT / "template.yaml").read_text())
     passed, failed = 0, []
-    for function, mutations in CHECKS:
+    for function, mutations, given, on in CHECKS:
         name = function.__name__
-        wrong = failure_of(function, transformed(template))
+        wrong = failure_of(function, template, given, on)
         results = [(name, wrong)]
         if not mutations:
             results.append((name, "has no mutation that shows it can fail"))
         for mutate in mutations:
             mutated = copy.deepcopy(template)
             mutate(mutated)
-            caught = failure_of(function, transformed(mutated))
+            caught = failure_of(function, mutated, given, on)
             results.append((f"{name} [{mutate.__name__}]", None if caught else "the mutation was not noticed"))
         for label, wrong in results:
             if wrong is None:
