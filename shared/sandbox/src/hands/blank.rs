@@ -1,9 +1,12 @@
 //! PID 1 of a sandbox before anybody knows what for: in its namespaces and its control group, and
 //! waiting. Making these is most of what a start costs, so it may be done ahead of time.
 
-use std::os::{
-    fd::{AsRawFd, OwnedFd},
-    unix::net::UnixStream,
+use std::{
+    fs::File,
+    os::{
+        fd::{AsRawFd, IntoRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
 };
 
 use rustix::{
@@ -43,6 +46,9 @@ pub(crate) struct Blank {
     pub(super) go: UnixStream,
     /// The group that PID 1 is in, which has no limits yet, or why there is none.
     pub(super) cgroup: Result<Cgroup, String>,
+    /// The mount namespace. While somebody holds it, the end of PID 1 does not wait for the kernel to take
+    /// it apart, which needs a grace period: as long as milliseconds on a busy machine.
+    mounts: Option<File>,
     /// The host before the root was taken from it.
     look: Look,
     /// Closed by the end of this process, however that comes, and PID 1 sees it.
@@ -110,11 +116,16 @@ impl Blank {
             }
             Forked::Parent { pid, exit } => (pid, exit),
         };
-        Ok(Self { rights, pid, exit, go, cgroup, look, _alive: alive })
+        let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).ok();
+        Ok(Self { rights, pid, exit, go, cgroup, look, mounts, _alive: alive })
     }
 
     /// Kills PID 1, and waits until the kernel has ended everything inside.
-    pub(super) fn end(self) -> Ended {
+    pub(super) fn end(mut self) -> Ended {
+        if let Some(mounts) = self.mounts.take() {
+            // Held to the end of this process, which nobody waits for.
+            let _ = mounts.into_raw_fd();
+        }
         let killed_for_memory = self.cgroup.as_ref().is_ok_and(Cgroup::killed_any);
         Ended { signal: self.kill(), killed_for_memory }
     }
