@@ -1,11 +1,13 @@
 """What the deployed stack must do, checked from outside: through the public API, and then by looking
 into the table, the queues and the functions' logs."""
 
+import http.server
 import json
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +18,8 @@ from venvs import ROOT
 
 # A worker's death costs at most this much (design guarantee 6).
 RECOVERY_S_MAX = 45
+# What may be found nowhere but in the secret and at the provider.
+CANARY = "canary-of-the-wire-tests"
 # The official client to test with; `make conformance` goes through its older lines.
 CLIENT = "2.14.0"
 
@@ -23,9 +27,10 @@ CLIENT = "2.14.0"
 class Bed:
     """The stack under test and its public face."""
 
-    def __init__(self, stack, url):
+    def __init__(self, stack, url, provider):
         self.stack = stack
         self.url = url
+        self.provider = provider
 
     def call(self, method, path, body=None):
         request = urllib.request.Request(
@@ -75,10 +80,42 @@ class Bed:
             page = f"&page={answer['next_page']}"
 
 
+class Provider:
+    """A model provider that refuses every call, and repeats the credential in doing so. A context."""
+
+    def __init__(self):
+        self.credentials = credentials = []
+
+        class Refusal(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):  # noqa: N802 - the name that the library asks for
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                credentials.append(self.headers["Authorization"])
+                body = json.dumps({"error": {"message": f"bad key: {credentials[-1]}"}}).encode()
+                self.send_response(401)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_arguments):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_reason):
+        self.server.shutdown()
+
+
 def run(bed, results):
     results.run("a bad key is refused", bad_key, bed)
     results.run("roles are enforced", roles, bed)
     results.run("a session of 40 steps", forty_steps, bed)
+    results.run("the secret shows nowhere", canaries, bed)
     results.run("a killed step worker", killed_worker, bed)
     results.run("stage 1 with the official client", run_client, bed, ROOT / "tests/e2e/sdk/stage1.py")
     conformance = os.environ.get("TAILSTEP_CONFORMANCE")
@@ -177,6 +214,33 @@ def killed_worker(bed):
     attempts = [body["attempt"] for kind, body in stored_events(records) if kind == "model_started"]
     assert attempts == [1, 1, 2, 1], attempts
     return f"finished {took:.1f} s after the kill, one step done again"
+
+
+def canaries(bed):
+    """Model keys in Secrets Manager, a session that looks for them, and a provider that says them."""
+    keys = {name: f"{CANARY}-{name}" for name in ("anthropic_api_key", "openai_api_key", "other")}
+    bed.stack.aws("secretsmanager").put_secret_value(
+        SecretId=bed.stack.outputs["ModelKeysArn"], SecretString=json.dumps(keys))
+    # What is searched for must not be what is found.
+    looking = f"env; set; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'; grep -r c[a]{CANARY[2:]} /tmp /workspace /var/task; true"
+    searching = bed.start("scripted/echo", f"Use the bash tool to run exactly: {looking}")
+    refused = bed.start("openai/echo-my-key", "hello")
+    seen = b""
+    for session in (searching, refused):
+        bed.wait_until_idle(session, 120)
+        events = bed.events(session)
+        seen += json.dumps(events).encode()
+        kind = "agent.tool_result" if session == searching else "session.error"
+        assert kind in [event["type"] for event in events], f"no {kind} in {events}"
+    sent = f"Bearer {keys['openai_api_key']}"
+    assert sent in bed.provider.credentials, f"the provider was sent {bed.provider.credentials}"
+    places = [("the events", seen), *bed.stack.stored()]
+    for function in ("ApiFunctionName", "StepFunctionName", "SandboxFunctionName", "SweepFunctionName"):
+        places.append((f"the log of {function}", bed.stack.log_text(function).encode()))
+    assert sum(len(content) for place, content in places if "log" in place), "no log was read"
+    for place, content in places:
+        assert CANARY.encode() not in content, f"a secret shows in {place}"
+    return f"{len(places)} places searched"
 
 
 def stored_events(records):

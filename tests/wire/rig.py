@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from venvs import ROOT, venv
@@ -85,15 +86,17 @@ def deployed(arguments, work):
     if arguments.build:
         build(sam)
     LOGS.mkdir(parents=True, exist_ok=True)
-    with Emulator(ministack, LOGS / "emulator.log") as emulator:
+    with ExitStack() as places:
+        emulator = places.enter_context(Emulator(ministack, LOGS / "emulator.log"))
         stack = Stack(emulator, sam)
-        stack.deploy(render(emulator.folder, HERE / "scripts"), MODELS)
+        provider = places.enter_context(checks.Provider())
+        stack.deploy(render(emulator.folder, HERE / "scripts"), MODELS, provider.url)
         variables = emulator.environment() | stack.function_environment("ApiFunctionName")
         variables |= {"AWS_LAMBDA_FUNCTION_NAME": "api", "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
                       "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "512", "AWS_LAMBDA_LOG_GROUP_NAME": "front",
                       "AWS_LAMBDA_LOG_STREAM_NAME": "front"}
-        with Front(stack.outputs["ApiUrl"], emulator.url, BUILT / "api/bootstrap", variables) as front:
-            return work(checks.Bed(stack, front.url))
+        front = Front(stack.outputs["ApiUrl"], emulator.url, BUILT / "api/bootstrap", variables)
+        return work(checks.Bed(stack, places.enter_context(front).url, provider))
 
 
 def run_all(arguments):

@@ -42,12 +42,15 @@ def render(folder, scripts):
        policies.
     3. StepFunction and ApiFunction are told where the tests' scripted models are read from.
     4. Code folders are absolute, since the rendering is not in the project's root.
+    5. The secret's ARN is spelt out where a role is given it: the emulator's Ref is the secret's name.
     """
     models = "          TAILSTEP_SCRIPTED_MODELS: !Ref ScriptedModels\n"
+    secret = "arn:${AWS::Partition}:secretsmanager:${AWS::Region}:${AWS::AccountId}:secret:${ModelKeys}-*"
     changes = [
         ("MaximumConcurrency: !Ref MaxConcurrency", f"MaximumConcurrency: {CONCURRENCY_MAX}", 1),
         ('"aws:SecureTransport": "false"', '"aws:SecureTransport": "true"', 2),
         (models, f"{models}          TAILSTEP_SCRIPT_ROOT: {scripts}\n", 2),
+        ("Resource: !Ref ModelKeys\n", f"Resource: !Sub {secret}\n", 1),
         ("CodeUri: target/lambda/", f"CodeUri: {BUILT}/", len(FUNCTIONS)),
     ]
     text = (ROOT / "template.yaml").read_text()
@@ -68,7 +71,7 @@ class Stack:
         self.commands = Path(commands)
         self.outputs = {}
 
-    def deploy(self, template, models):
+    def deploy(self, template, models, provider):
         environment = self.emulator.environment() | {"SAM_CLI_TELEMETRY": "0"}
         key_hash = hashlib.sha256(API_KEY.encode()).hexdigest()
         subprocess.run(
@@ -83,6 +86,7 @@ class Stack:
                 "--no-fail-on-empty-changeset",
                 "--no-progressbar",
                 "--parameter-overrides", f"ApiKeySha256={key_hash}", f"ScriptedModels={models}",
+                f"OpenAiBaseUrl={provider}",
             ],
             cwd=self.emulator.folder,
             env=environment,
@@ -148,22 +152,40 @@ class Stack:
 
     def log_lines(self, output):
         """JSON lines that a function printed, oldest first."""
+        lines = []
+        for line in self.log_text(output).splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                pass
+        return lines
+
+    def log_text(self, output):
+        """Everything that a function printed, oldest first."""
         logs = self.aws("logs")
         group = self.aws("lambda").get_function_configuration(
             FunctionName=self.outputs[output]
         ).get("LoggingConfig", {}).get("LogGroup") or f"/aws/lambda/{self.outputs[output]}"
-        lines, token = [], {}
+        messages, token = [], {}
         while True:
             page = logs.filter_log_events(logGroupName=group, **token)
-            for event in page["events"]:
-                for line in event["message"].splitlines():
-                    try:
-                        lines.append(json.loads(line))
-                    except json.JSONDecodeError:
-                        pass
+            messages += [event["message"] for event in page["events"]]
             if "nextToken" not in page:
-                return lines
+                return "\n".join(messages)
             token = {"nextToken": page["nextToken"]}
+
+    def stored(self):
+        """(place, bytes) of everything in the tables and buckets."""
+        dynamodb, s3 = self.aws("dynamodb"), self.aws("s3")
+        for table in dynamodb.get_paginator("list_tables").paginate().search("TableNames[]"):
+            for item in dynamodb.get_paginator("scan").paginate(TableName=table).search("Items[]"):
+                yield f"table {table}", repr(item).encode()
+        for bucket in s3.list_buckets()["Buckets"]:
+            name = bucket["Name"]
+            for page in s3.get_paginator("list_objects_v2").paginate(Bucket=name):
+                for found in page.get("Contents", []):
+                    body = s3.get_object(Bucket=name, Key=found["Key"])["Body"].read()
+                    yield f"bucket {name}", body
 
 
 if __name__ == "__main__":
