@@ -27,10 +27,34 @@ const OWNED_MAX: u64 = 5_000_000;
 
 /// What the supervisor may do for its sandboxes.
 pub(super) struct Rights {
-    /// May give files and processes another owner.
-    switches: bool,
+    /// The ids that it may give to files and processes, if it may: the maps of its user namespace.
+    switches: Option<Maps>,
     /// May copy mounts of the host's namespace, whatever the sandbox's user may reach.
     pub(super) mounts_outside: bool,
+}
+
+/// Tables of `user_namespaces(7)`.
+struct Maps {
+    uid: String,
+    gid: String,
+}
+
+impl Maps {
+    fn read() -> Result<Self, String> {
+        let table = |name: &str| {
+            fs::read_to_string(format!("/proc/self/{name}"))
+                .map_err(|why| format!("cannot read /proc/self/{name}: {why}"))
+        };
+        Ok(Self { uid: table("uid_map")?, gid: table("gid_map")? })
+    }
+
+    /// A user and a group for a sandbox.
+    fn free(&self, spread: u32) -> Result<(u32, u32), String> {
+        let free = free_id(&self.uid, spread).zip(free_id(&self.gid, spread));
+        free.ok_or_else(|| {
+            "no user id but root's is mapped here: give this container a range of user ids".into()
+        })
+    }
 }
 
 impl Rights {
@@ -48,12 +72,15 @@ impl Rights {
                 .into());
         }
         let mounts_outside = switches && held.effective.contains(CapabilitySet::SYS_ADMIN);
+        let switches = if switches { Some(Maps::read()?) } else { None };
+        // Better known now than by the failure of what comes before a user is needed.
+        switches.as_ref().map_or(Ok(()), |maps| maps.free(0).map(drop))?;
         Ok(Self { switches, mounts_outside })
     }
 
     /// Leaves the supervisor's supplementary groups, which would reach into the sandbox.
     pub(super) fn drop_groups(&self) -> Result<(), String> {
-        if !self.switches {
+        if self.switches.is_none() {
             return Ok(());
         }
         set_thread_groups(&[]).map_err(|why| format!("cannot leave supplementary groups: {why}"))
@@ -61,21 +88,11 @@ impl Rights {
 
     /// Chooses the host user of the sandbox over `workspace`.
     pub(super) fn identity(&self, workspace: Option<&Path>) -> Result<Identity, String> {
-        let switches = self.switches;
-        if !switches {
-            let (host_uid, host_gid) = (geteuid().as_raw(), getegid().as_raw());
-            return Ok(Identity { host_uid, host_gid, switches });
-        }
-        let table = |name: &str| {
-            fs::read_to_string(format!("/proc/self/{name}"))
-                .map_err(|why| format!("cannot read /proc/self/{name}: {why}"))
+        let (host_uid, host_gid) = match &self.switches {
+            Some(maps) => maps.free(workspace.map_or(0, spread))?,
+            None => (geteuid().as_raw(), getegid().as_raw()),
         };
-        let spread = workspace.map_or(0, spread);
-        let id = free_id(&table("uid_map")?, spread).zip(free_id(&table("gid_map")?, spread));
-        let (host_uid, host_gid) = id.ok_or(
-            "no user id but root's is mapped here: give this container a range of user ids",
-        )?;
-        Ok(Identity { host_uid, host_gid, switches })
+        Ok(Identity { host_uid, host_gid, switches: self.switches.is_some() })
     }
 }
 
