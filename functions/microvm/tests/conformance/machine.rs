@@ -3,7 +3,10 @@
 use std::{
     net::SocketAddr,
     process::Stdio,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU16, Ordering},
+    },
     time::Duration,
 };
 
@@ -53,10 +56,8 @@ struct Daemon {
 
 impl Daemon {
     async fn start(payload: &str) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let child = Command::new(env!("CARGO_BIN_EXE_microvm"))
+        let address = address();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_microvm"))
             .arg(address.to_string())
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -68,6 +69,8 @@ impl Daemon {
             .spawn()
             .unwrap();
         while TcpStream::connect(address).await.is_err() {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "the daemon at {address} ended at its start: {ended:?}");
             sleep(Duration::from_millis(5)).await;
         }
         let body = serde_json::json!({ "microvmId": "microvm-1", "runHookPayload": payload });
@@ -95,6 +98,14 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// An address that no other daemon has and that is never given out: a free port that is asked for and
+/// given back may be somebody else's before the daemon has it.
+fn address() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(8_080);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, high, low, 1], NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 fn family(pid: Option<u32>) -> Vec<u32> {
