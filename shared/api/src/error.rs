@@ -29,8 +29,8 @@ pub(crate) struct ApiError {
     kind: &'static str,
     message: String,
     code: Option<&'static str>,
-    /// More about it for programs, beside the code.
-    state: Option<Value>,
+    /// More about it for programs, beside the code. Rare, and large next to the rest.
+    state: Option<Box<Value>>,
     /// Overrides the client's own choice whether to try again.
     pub(crate) should_retry: Option<bool>,
     pub(crate) retry_after_s: Option<u32>,
@@ -62,7 +62,7 @@ impl ApiError {
 
     /// `state` is shown as `details.current_state`.
     pub(crate) fn with_state(self, state: Value) -> Self {
-        Self { state: Some(state), ..self }
+        Self { state: Some(Box::new(state)), ..self }
     }
 
     pub(crate) fn with_code(self, code: &'static str) -> Self {
@@ -158,7 +158,7 @@ impl ApiError {
         if let Some(code) = self.code {
             error["details"] = json!({"error_code": code});
             if let Some(state) = &self.state {
-                error["details"]["current_state"] = state.clone();
+                error["details"]["current_state"] = state.as_ref().clone();
             }
         }
         json!({"type": "error", "error": error, "request_id": request_id})
