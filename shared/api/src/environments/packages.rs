@@ -8,9 +8,6 @@ use tailstep_core::{
 
 use crate::{HandsFeatures, error::ApiError, fields::Fields};
 
-/// Managers that this version does not run.
-const LACKING: [Manager; 1] = [Manager::Apt];
-
 /// Reads the object; a manager that it does not name installs nothing.
 pub(super) fn read(hands: HandsFeatures, mut fields: Fields) -> Result<Packages, ApiError> {
     if fields.text("type")?.is_some_and(|kind| kind != "packages") {
@@ -19,7 +16,7 @@ pub(super) fn read(hands: HandsFeatures, mut fields: Fields) -> Result<Packages,
     let mut packages = Packages::default();
     for manager in Manager::ALL {
         let field = manager.as_str();
-        if !hands.packages || LACKING.contains(&manager) {
+        if !hands.packages {
             fields.unsupported(field, "packages of this manager are")?;
             continue;
         }

@@ -219,9 +219,9 @@ async fn wrong_environments() {
                 "unrestricted or limited",
             ),
             (
-                config(json!({"type": "cloud", "packages": {"apt": ["curl"]}})),
-                "config.packages.apt:",
-                "not supported",
+                config(json!({"type": "cloud", "packages": {"apt": ["curl", "-o", "x"]}})),
+                "config.packages.apt[1]:",
+                "must be NAME",
             ),
             (
                 config(json!({"type": "cloud", "packages": {"pip": ["numpy", "--index-url=x"]}})),

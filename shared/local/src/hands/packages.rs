@@ -24,7 +24,7 @@ use tailstep_core::{
 };
 use tailstep_egress::Config as EgressConfig;
 use tailstep_runtime::memory::MemorySecrets;
-use tailstep_sandbox::{Access, Call, Limits, Mount, Sandbox, Spec, remove_tree};
+use tailstep_sandbox::{Access, Call, Limits, Mount, Root, Sandbox, Spec, remove_tree};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout},
@@ -134,7 +134,7 @@ impl Layers {
         })?;
         let source = built.unwrap_or_else(|error| Err(broken(&error)))?;
         let mount = Mount { source, target: PathBuf::from(LAYER), access: Access::ReadOnly };
-        Ok((mount, commands::environment(Path::new(LAYER))))
+        Ok((mount, commands::environment(Path::new(LAYER), packages)))
     }
 
     /// What makes two layers the same. Sandboxes see this host's programs, so that their versions
@@ -216,7 +216,8 @@ impl Layers {
             secrets: &MemorySecrets::default(),
             folder: &self.directory,
         };
-        let made = provision(self.spec(root, workspace), &self.networking(), outside).await;
+        let made =
+            provision(self.spec(root, workspace, packages), &self.networking(), outside).await;
         let (sandbox, _way_out) = made.map_err(|error| broken(&error))?;
         let mut outcome = Ok(());
         for manager in Manager::ALL {
@@ -244,7 +245,7 @@ impl Layers {
         }
     }
 
-    fn spec(&self, root: &Path, workspace: &Path) -> Spec {
+    fn spec(&self, root: &Path, workspace: &Path, packages: &Packages) -> Spec {
         let layer =
             Mount { source: root.to_owned(), target: PathBuf::from(LAYER), access: Access::Owned };
         let source = self.source.directory.as_ref().map(|directory| Mount {
@@ -252,13 +253,20 @@ impl Layers {
             target: PathBuf::from(SOURCE),
             access: Access::ReadOnly,
         });
-        let mut environment = commands::environment(Path::new(LAYER));
+        // What the host has need not be in a layer: sandboxes see the host's programs.
+        let has_list = self.template.root == Root::Host && Path::new(commands::INSTALLED).is_file();
+        let installed = (!packages.apt.is_empty() && has_list).then(|| Mount {
+            source: PathBuf::from(commands::INSTALLED),
+            target: PathBuf::from(commands::HOST_INSTALLED),
+            access: Access::ReadOnly,
+        });
+        let mut environment = commands::environment(Path::new(LAYER), packages);
         environment.extend(commands::build_environment(source.is_some().then_some(SOURCE)));
         environment.extend(self.source.environment.iter().cloned());
         let time_ms = self.source.build_ms_max;
         Spec {
             workspace: workspace.to_owned(),
-            mounts: std::iter::once(layer).chain(source).collect(),
+            mounts: std::iter::once(layer).chain(source).chain(installed).collect(),
             environment,
             limits: Limits {
                 call_ms_max: time_ms,

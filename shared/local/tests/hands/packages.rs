@@ -146,6 +146,75 @@ pub(crate) async fn packages_come_from_registries_through_the_way_out() {
     assert!(refused.contains("pip"), "{refused}");
 }
 
+/// Whether this host can make and unpack packages of Debian's family; else one law cannot be looked at.
+pub(crate) fn has_apt() -> bool {
+    let programs = ["/usr/bin/apt-get", "/usr/bin/dpkg-deb"];
+    let found = programs.iter().all(|program| Path::new(program).exists());
+    if !found {
+        println!("SKIPPED: this host has no apt-get and dpkg-deb, so no apt package is installed");
+    }
+    found
+}
+
+/// A program that needs a library of another package, and a package that is there already.
+pub(crate) async fn apt_packages_come_with_what_they_need() {
+    if !has_apt() {
+        return;
+    }
+    const MAKE: &str = r#"set -e; cd "$1"
+make() {
+    mkdir -p $1/DEBIAN; echo "Package: $1
+Version: 1.0
+Architecture: all
+Maintainer: tests <tests@example.com>
+Depends: $2
+Description: a package of the tests" >$1/DEBIAN/control
+    cat >$1/DEBIAN/postinst <<'END'
+#!/bin/sh
+update-alternatives --install \
+    /usr/bin/tailstep-hail hail /usr/bin/tailstep-greeter 1
+exit 1
+END
+    chmod 755 $1/DEBIAN/postinst
+    dpkg-deb --root-owner-group -b $1 $1.deb >/dev/null
+    { cat $1/DEBIAN/control; echo "Filename: ./$1.deb
+Size: $(stat -c %s $1.deb)
+SHA256: $(sha256sum $1.deb | cut -d' ' -f1)
+"; } >>Packages
+    rm -r $1
+}
+mkdir -p tailstep-greeter/usr/bin tailstep-words/usr/share/perl5
+printf '#!/usr/bin/perl
+use TailstepWords; print TailstepWords::said(), "\n";
+' >tailstep-greeter/usr/bin/tailstep-greeter
+chmod 755 tailstep-greeter/usr/bin/tailstep-greeter
+printf 'package TailstepWords; sub said { "well met" } 1;
+' >tailstep-words/usr/share/perl5/TailstepWords.pm
+make tailstep-greeter 'tailstep-words (>= 1.0), dpkg'
+make tailstep-words 'dpkg'
+"#;
+    let (data, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let made = Command::new("bash").args(["-c", MAKE, "make"]).arg(source.path()).status();
+    assert!(made.unwrap().success());
+    let hands =
+        hands(data.path(), |config| config.packages.directory = Some(source.path().to_owned()));
+    let ask = |session: &str, apt: &[&str]| {
+        let mut order =
+            order(session, 1, "tailstep-greeter; tailstep-hail; ls /opt/tailstep/packages/apt/usr");
+        order.environment.packages.apt = apt.iter().map(|&package| package.to_owned()).collect();
+        order
+    };
+    let reply = hands.execute(&ask("a", &["tailstep-greeter=1.0"])).await.unwrap();
+    assert!(reply.text.contains("well met\nwell met\nbin\nshare"), "{}", reply.text);
+    let failed = hands.execute(&ask("b", &["tailstep-nothing"])).await.unwrap_err().to_string();
+    for said in ["apt:", "tailstep-nothing"] {
+        assert!(failed.contains(said), "{failed}");
+    }
+    fs::remove_file(source.path().join("Packages")).unwrap();
+    let failed = hands.execute(&ask("c", &["tailstep-words"])).await.unwrap_err().to_string();
+    assert!(failed.contains("dpkg-scanpackages"), "{failed}");
+}
+
 pub(crate) async fn a_failed_installation_is_told_and_not_repeated_at_once() {
     if !has_pip() {
         return;

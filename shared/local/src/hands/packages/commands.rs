@@ -1,11 +1,11 @@
 //! What each package manager is told. A package's spelling was checked by the core and is quoted all
 //! the same.
 
-use std::path::Path;
+use std::{env::consts::ARCH, path::Path};
 
-use tailstep_core::packages::Manager;
+use tailstep_core::{agent::Packages, packages::Manager};
 
-use super::LAYER;
+use super::{LAYER, SOURCE};
 
 /// Said at the very end of an installation that worked.
 pub(super) const DONE: &str = "tailstep: installed";
@@ -16,19 +16,101 @@ const PROGRAMS: [&str; 5] = ["python/bin", "npm/bin", "gem/bin", "go/bin", "carg
 /// The path of a sandbox without a layer.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
+/// The list of what a system of Debian's family has installed.
+pub(super) const INSTALLED: &str = "/var/lib/dpkg/status";
+
+/// Where a build sees the host's [`INSTALLED`].
+pub(super) const HOST_INSTALLED: &str = "/mnt/dpkg-status";
+
 /// The variables by which programs find what is in a layer.
-pub(super) fn environment(layer: &Path) -> Vec<(String, String)> {
+pub(super) fn environment(layer: &Path, packages: &Packages) -> Vec<(String, String)> {
     let below = |name: &str| layer.join(name).display().to_string();
-    let programs = PROGRAMS.map(below).join(":");
-    [
-        ("PATH", format!("{programs}:{PATH}")),
-        ("PYTHONPATH", below("python")),
-        ("NODE_PATH", below("npm/lib/node_modules")),
-        ("GEM_PATH", below("gem")),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .to_vec()
+    let all = |names: &[&str]| names.iter().map(|name| below(name)).collect::<Vec<_>>().join(":");
+    let mut path = all(&PROGRAMS);
+    let mut python = below("python");
+    let mut variables =
+        vec![("NODE_PATH", below("npm/lib/node_modules")), ("GEM_PATH", below("gem"))];
+    if !packages.apt.is_empty() {
+        // A package's files lie where they would on the system, below a directory of their own.
+        path = format!("{path}:{}", all(&["apt/usr/bin", "apt/bin", "apt/usr/sbin", "apt/sbin"]));
+        path = format!("{path}:{}", below("apt/usr/games"));
+        python = format!("{python}:{}", below("apt/usr/lib/python3/dist-packages"));
+        let (multiarch, usr) = (format!("{ARCH}-linux-gnu"), "apt/usr");
+        let libraries = all(&[
+            &format!("{usr}/lib/{multiarch}"),
+            &format!("apt/lib/{multiarch}"),
+            &format!("{usr}/lib"),
+        ]);
+        let include = all(&[&format!("{usr}/include"), &format!("{usr}/include/{multiarch}")]);
+        let configured =
+            all(&[&format!("{usr}/lib/{multiarch}/pkgconfig"), &format!("{usr}/share/pkgconfig")]);
+        variables.extend([
+            ("LD_LIBRARY_PATH", libraries.clone()),
+            ("LIBRARY_PATH", libraries),
+            ("CPATH", include),
+            ("PKG_CONFIG_PATH", configured),
+            ("PERL5LIB", all(&["apt/perl", "apt/usr/share/perl5"])),
+        ]);
+    }
+    variables.extend([("PATH", format!("{path}:{PATH}")), ("PYTHONPATH", python)]);
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
+
+/// Resolves with apt against what the root has, downloads, and unpacks into the layer. No script of a
+/// package runs, which would need the rights of an administrator; but the other names that scripts give to
+/// files (`update-alternatives(1)`) are read from them. Perl looks for compiled modules by its version,
+/// which a link hides.
+const APT: &str = r#"
+for program in apt-get dpkg-deb dpkg; do
+    command -v $program >/dev/null || { echo "$program is not there: apt packages need a root of Debian's family"; exit 1; }
+done
+state=/tmp/apt; mkdir -p $state/lists/partial $state/archives/partial $state/etc
+if [ -n "SOURCE" ]; then
+    [ -f SOURCE/Packages ] || [ -f SOURCE/Packages.gz ] || { echo 'the directory of packages has no index: make one with dpkg-scanpackages . > Packages'; exit 1; }
+    echo "deb [trusted=yes] copy:SOURCE ./" >$state/sources
+else
+    . /usr/lib/os-release
+    suites="$VERSION_CODENAME $VERSION_CODENAME-updates"
+    case "$ID $(dpkg --print-architecture)" in
+        debian\ *) from=http://deb.debian.org/debian; security=$from-security; parts=main ;;
+        ubuntu\ amd64) from=http://archive.ubuntu.com/ubuntu; security=http://security.ubuntu.com/ubuntu; parts='main universe' ;;
+        ubuntu\ *) from=http://ports.ubuntu.com/ubuntu-ports; security=$from; parts='main universe' ;;
+        *) echo "apt packages of $ID are not known here"; exit 1 ;;
+    esac
+    signed="signed-by=/usr/share/keyrings/$ID-archive-keyring.gpg"
+    for suite in $suites; do echo "deb [$signed] $from $suite $parts"; done >$state/sources
+    echo "deb [$signed] $security $VERSION_CODENAME-security $parts" >>$state/sources
+fi
+for installed in HOST_INSTALLED INSTALLED /dev/null; do
+    [ ! -r $installed ] || { cp $installed $state/status; break; }
+done
+cat >$state/config <<END
+Dir::State "$state"; Dir::State::lists "$state/lists"; Dir::State::status "$state/status";
+Dir::Cache "$state"; Dir::Cache::archives "$state/archives";
+Dir::Etc "$state/etc"; Dir::Etc::sourcelist "$state/sources"; Dir::Etc::sourceparts "-"; Dir::Etc::parts "-"; Dir::Etc::preferencesparts "-";
+Debug::NoLocking "true"; APT::Sandbox::User ""; APT::Install-Recommends "false"; Acquire::Languages "none";
+END
+export APT_CONFIG=$state/config
+apt-get -qq -o APT::Update::Error-Mode=any update
+apt-get -qq -y --download-only install -- "$@" >/dev/null
+mkdir -p LAYER/apt
+for archive in $state/archives/*.deb; do
+    [ ! -f $archive ] || dpkg-deb -x $archive LAYER/apt
+done
+for archive in $state/archives/*.deb; do
+    { dpkg-deb -I $archive postinst 2>/dev/null || true; } | sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' |
+    { grep -oE -- '--(install|slave) +/[A-Za-z0-9/._+-]+ +[^ ]+ +/[A-Za-z0-9/._+-]+' || true; } |
+    while read -r _ name _ file; do
+        [ -e "LAYER/apt$file" ] && [ ! -e "LAYER/apt$name" ] || continue
+        mkdir -p "LAYER/apt${name%/*}"
+        ln -s "LAYER/apt$file" "LAYER/apt$name"
+    done
+done
+for modules in LAYER/apt/usr/lib/*/perl5/*/; do
+    [ ! -d $modules ] || ln -sfn $modules LAYER/apt/perl
+done
+rm -rf $state
+"#;
 
 /// Variables of a build: nothing is kept outside the layer. With `source` nothing is fetched.
 pub(super) fn build_environment(source: Option<&str>) -> Vec<(String, String)> {
@@ -60,7 +142,8 @@ pub(super) fn build_environment(source: Option<&str>) -> Vec<(String, String)> {
 /// The file whose change says that a manager is another one.
 pub(super) fn program(manager: Manager) -> &'static str {
     match manager {
-        Manager::Apt => "/usr/bin/apt-get",
+        // What is there already is not in the layer.
+        Manager::Apt => INSTALLED,
         Manager::Cargo => "/usr/bin/cargo",
         Manager::Gem => "/usr/bin/gem",
         Manager::Go => "/usr/bin/go",
@@ -74,8 +157,15 @@ pub(super) fn install(manager: Manager, packages: &[String], offline: bool) -> S
     let quoted = |package: &String| format!("'{}'", package.replace('\'', "'\\''"));
     let all = packages.iter().map(quoted).collect::<Vec<_>>().join(" ");
     let command = match manager {
-        // Refused before it comes here: a sandbox has no lists of packages to start from.
-        Manager::Apt => "echo 'apt packages cannot be installed here'; false".to_owned(),
+        Manager::Apt => {
+            let script = APT
+                .replace("HOST_INSTALLED", HOST_INSTALLED)
+                .replace("INSTALLED", INSTALLED)
+                .replace("SOURCE", if offline { SOURCE } else { "" })
+                .replace("LAYER", LAYER);
+            // A shell of its own: the first command that fails ends it.
+            format!("bash -ec {} apt {all}", quoted(&script))
+        }
         Manager::Cargo => {
             let offline = if offline { " --offline" } else { "" };
             format!("cargo install{offline} --locked --root {LAYER}/cargo -- {all}")
@@ -125,7 +215,8 @@ mod tests {
 
     #[test]
     fn layers_come_first_on_the_path() {
-        let environment = environment(Path::new(LAYER));
+        let environment = environment(Path::new(LAYER), &Packages::default());
+        assert!(!environment.iter().any(|(name, _)| name == "LD_LIBRARY_PATH"));
         let path = &environment.iter().find(|(name, _)| name == "PATH").unwrap().1;
         assert!(path.starts_with("/opt/tailstep/packages/python/bin:"), "{path}");
         assert!(path.ends_with(PATH), "{path}");
