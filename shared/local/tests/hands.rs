@@ -50,12 +50,14 @@ fn main() -> ExitCode {
         what_a_session_is_given_is_there_and_stays_as_it_is().await;
         packages::packages_are_installed_once_for_all_sessions().await;
         packages::apt_packages_come_with_what_they_need().await;
+        packages::what_keeps_a_layer_from_being_made_is_told().await;
         packages::a_failed_installation_is_told_and_not_repeated_at_once().await;
         way_out::the_way_out_is_what_the_environment_says().await;
         packages::packages_come_from_registries_through_the_way_out().await;
         closed_hands_refuse().await;
     });
-    let laws = 13 + if packages::has_pip() { 3 } else { 0 } + u32::from(packages::has_apt());
+    let laws =
+        13 + if packages::has_pip() { 3 } else { 0 } + if packages::has_apt() { 2 } else { 0 };
     println!("{laws} laws of the local hands hold");
     ExitCode::SUCCESS
 }

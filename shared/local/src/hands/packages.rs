@@ -24,7 +24,9 @@ use tailstep_core::{
 };
 use tailstep_egress::Config as EgressConfig;
 use tailstep_runtime::memory::MemorySecrets;
-use tailstep_sandbox::{Access, Call, Limits, Mount, Root, Sandbox, Spec, remove_tree};
+use tailstep_sandbox::{
+    Access, Call, Limits, Mount, Root, Sandbox, SandboxError, Spec, remove_tree,
+};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout},
@@ -60,6 +62,9 @@ pub struct PackageSource {
     pub build_ms_max: u64,
     /// A call waits for a build no longer than this; the build goes on for the next one.
     pub wait_ms_max: u64,
+    /// The most that a layer may hold, and what a build may write: one that goes on beyond it is ended
+    /// within seconds.
+    pub layer_bytes_max: u64,
 }
 
 impl PackageSource {
@@ -67,7 +72,16 @@ impl PackageSource {
     pub fn new() -> Self {
         let (build_ms_max, wait_ms_max) = (1_200_000, 140_000);
         let (registries, environment) = (Vec::new(), Vec::new());
-        Self { directory: None, registries, environment, build_ms_max, wait_ms_max }
+        // The largest sets of packages that are usual, machine learning's, have some gigabytes.
+        let layer_bytes_max = 8 << 30;
+        Self {
+            directory: None,
+            registries,
+            environment,
+            build_ms_max,
+            wait_ms_max,
+            layer_bytes_max,
+        }
     }
 }
 
@@ -137,8 +151,8 @@ impl Layers {
         Ok((mount, commands::environment(Path::new(LAYER), packages)))
     }
 
-    /// What makes two layers the same. Sandboxes see this host's programs, so that their versions
-    /// are the host's; a host that was upgraded builds anew.
+    /// What makes two layers the same. Sandboxes see the programs of this host or of an image, so that
+    /// versions are theirs; a host that was upgraded builds anew.
     fn key(&self, packages: &Packages) -> String {
         let stamp = |path: &str| {
             let changed = fs::metadata(path).and_then(|found| found.modified()).ok();
@@ -149,7 +163,8 @@ impl Layers {
             false => stamp(commands::program(manager)),
         });
         let packages = serde_json::to_string(packages).unwrap_or_default();
-        sha256_hex(format!("1\n{packages}\n{managers:?}\n{:?}", self.source).as_bytes())
+        let (root, source) = (&self.template.root, &self.source);
+        sha256_hex(format!("2\n{packages}\n{managers:?}\n{root:?}\n{source:?}").as_bytes())
     }
 
     async fn settled(
@@ -226,10 +241,14 @@ impl Layers {
                 continue;
             }
             let command = commands::install(manager, wanted, self.source.directory.is_some());
-            outcome = run(&sandbox, manager, command, self.source.build_ms_max).await;
+            outcome = run(&sandbox, manager.as_str(), command, self.source.build_ms_max).await;
             if outcome.is_err() {
                 break;
             }
+        }
+        if outcome.is_ok() {
+            let weigh = commands::weigh(self.source.layer_bytes_max);
+            outcome = run(&sandbox, "all", weigh, self.source.build_ms_max).await;
         }
         sandbox.destroy().await;
         outcome
@@ -271,6 +290,7 @@ impl Layers {
             limits: Limits {
                 call_ms_max: time_ms,
                 life_ms_max: time_ms.saturating_mul(2),
+                disk_bytes: self.source.layer_bytes_max,
                 ..self.template.limits.clone()
             },
             ..self.template.clone()
@@ -278,26 +298,27 @@ impl Layers {
     }
 }
 
-async fn run(
-    sandbox: &Sandbox,
-    manager: Manager,
-    command: String,
-    time_ms: u64,
-) -> Result<(), String> {
+async fn run(sandbox: &Sandbox, name: &str, command: String, time_ms: u64) -> Result<(), String> {
     let call = Call {
-        call_id: manager.as_str().to_owned(),
+        call_id: name.to_owned(),
         tool: "bash".to_owned(),
         input: serde_json::json!({ "command": command }).to_string(),
         timeout_ms: time_ms,
     };
-    let name = manager.as_str();
     let failed = |what: &str| {
         format!(
             "the environment's packages could not be installed, so this call did not run; {name}: \
              {what}"
         )
     };
-    let reply = sandbox.execute(call).await.map_err(|error| broken(&error))?;
+    let reply = match sandbox.execute(call).await {
+        Ok(reply) => reply,
+        // By a limit, mostly, which it names.
+        Err(SandboxError::Gone { why }) => {
+            return Err(failed(&format!("its sandbox ended: {why}")));
+        }
+        Err(error) => return Err(broken(&error)),
+    };
     if reply.timed_out {
         return Err(failed(&format!("it took longer than {} s", time_ms / 1_000)));
     }

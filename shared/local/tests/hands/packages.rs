@@ -146,6 +146,46 @@ pub(crate) async fn packages_come_from_registries_through_the_way_out() {
     assert!(refused.contains("pip"), "{refused}");
 }
 
+/// A layer has a limit, and a manager that is not there is named.
+pub(crate) async fn what_keeps_a_layer_from_being_made_is_told() {
+    if !has_apt() {
+        return;
+    }
+    let (data, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let large = "mkdir -p p/DEBIAN p/opt && printf 'Package: tailstep-large\\nVersion: 1\\nArchitecture: all\\n\
+                 Maintainer: t <t@example.com>\\nDescription: large\\n' >p/DEBIAN/control && \
+                 head -c 400000000 /dev/zero >p/opt/large && dpkg-deb -Zgzip -z1 -b p large.deb >/dev/null && \
+                 { cat p/DEBIAN/control; echo Filename: ./large.deb; stat -c 'Size: %s' large.deb; \
+                 echo SHA256: $(sha256sum <large.deb | cut -c-64); } >Packages && rm -r p";
+    let made = Command::new("bash").args(["-c", large]).current_dir(source.path()).status();
+    assert!(made.unwrap().success());
+    let hands = hands(data.path(), |config| {
+        config.packages.directory = Some(source.path().to_owned());
+        config.packages.layer_bytes_max = 50 << 20;
+    });
+    let mut ask = order("a", 1, "true");
+    ask.environment.packages.apt = vec!["tailstep-large".to_owned()];
+    let failed = hands.execute(&ask).await.unwrap_err().to_string();
+    assert!(failed.contains("more than the 52428800 that a layer may have"), "{failed}");
+    assert_eq!(fs::read_dir(data.path().join("layers")).unwrap().count(), 0, "nothing is left");
+    for (program, packages) in [("go", "example.com/x"), ("gem", "x")] {
+        if ["/usr/bin", "/usr/local/bin", "/bin"]
+            .iter()
+            .any(|at| Path::new(at).join(program).exists())
+        {
+            continue;
+        }
+        let mut ask = order(program, 1, "true");
+        let wanted = vec![packages.to_owned()];
+        match program {
+            "go" => ask.environment.packages.go = wanted,
+            _ => ask.environment.packages.gem = wanted,
+        }
+        let failed = hands.execute(&ask).await.unwrap_err().to_string();
+        assert!(failed.contains(&format!("there is no {program} here")), "{failed}");
+    }
+}
+
 /// Whether this host can make and unpack packages of Debian's family; else one law cannot be looked at.
 pub(crate) fn has_apt() -> bool {
     let programs = ["/usr/bin/apt-get", "/usr/bin/dpkg-deb"];

@@ -61,9 +61,6 @@ pub(super) fn environment(layer: &Path, packages: &Packages) -> Vec<(String, Str
 /// files (`update-alternatives(1)`) are read from them. Perl looks for compiled modules by its version,
 /// which a link hides.
 const APT: &str = r#"
-for program in apt-get dpkg-deb dpkg; do
-    command -v $program >/dev/null || { echo "$program is not there: apt packages need a root of Debian's family"; exit 1; }
-done
 state=/tmp/apt; mkdir -p $state/lists/partial $state/archives/partial $state/etc
 if [ -n "SOURCE" ]; then
     [ -f SOURCE/Packages ] || [ -f SOURCE/Packages.gz ] || { echo 'the directory of packages has no index: make one with dpkg-scanpackages . > Packages'; exit 1; }
@@ -192,8 +189,27 @@ pub(super) fn install(manager: Manager, packages: &[String], offline: bool) -> S
             "python3 -m pip install --quiet --root-user-action=ignore --target {LAYER}/python -- {all}"
         ),
     };
+    let program = match manager {
+        Manager::Apt => "apt-get",
+        Manager::Pip => "python3",
+        Manager::Npm | Manager::Gem | Manager::Go | Manager::Cargo => manager.as_str(),
+    };
+    let there = format!(
+        "command -v {program} >/dev/null || {{ echo 'there is no {program} here: install it on the \
+         host, or in the image that sandboxes see'; exit 1; }}"
+    );
     // Other sandboxes have other users, who must be able to read it.
-    format!("umask 022; {{ {command}; }} 2>&1 && chmod -R a+rX {LAYER}/* && echo '{DONE}'")
+    format!("umask 022; ( {there}; {command} ) 2>&1 && chmod -R a+rX {LAYER}/* && echo '{DONE}'")
+}
+
+/// One command that says [`DONE`] if the layer holds no more than `bytes_max`. What an installer runs may
+/// lie to it; then the sandbox's own limit is all that holds.
+pub(super) fn weigh(bytes_max: u64) -> String {
+    format!(
+        "bytes=$(/usr/bin/du -sxB1 {LAYER} | /usr/bin/cut -f1); if [ \"$bytes\" -le {bytes_max} ]; then \
+         echo '{DONE}'; else echo \"the packages take $bytes bytes, more than the {bytes_max} that a layer \
+         may have\"; fi"
+    )
 }
 
 #[cfg(test)]
@@ -204,7 +220,7 @@ mod tests {
     fn packages_are_words_behind_the_end_of_options() {
         let packages = ["a>=1,<2".to_owned(), "b'c".to_owned()];
         let command = install(Manager::Pip, &packages, false);
-        assert!(command.contains(" -- 'a>=1,<2' 'b'\\''c'; }"), "{command}");
+        assert!(command.contains(" -- 'a>=1,<2' 'b'\\''c' )"), "{command}");
         let go = install(Manager::Go, &["x.y/z".to_owned(), "x.y/w@v1".to_owned()], false);
         assert!(go.contains("go install -- 'x.y/z@latest' && go install -- 'x.y/w@v1'"), "{go}");
         for manager in Manager::ALL {
