@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
         eprintln!("this program is started by a supervisor of sandboxes, not by hand");
         return ExitCode::FAILURE;
     }
-    match take_control().and_then(|control| serve(&control)) {
+    match take_control().and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -71,7 +71,7 @@ fn take_control() -> io::Result<UnixStream> {
     Ok(UnixStream::from(control))
 }
 
-fn serve(control: &UnixStream) -> io::Result<()> {
+fn serve(control: UnixStream) -> io::Result<()> {
     handle_children(Children::Forgotten)?;
     loop {
         let (taken, taken_in) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -83,15 +83,15 @@ fn serve(control: &UnixStream) -> io::Result<()> {
             }
             Ok(Forked::Parent { .. }) => {
                 drop(taken_in);
-                if !await_taken(control, taken)? {
+                if !await_taken(&control, taken)? {
                     return Ok(());
                 }
             }
             Err(why) => {
-                if let Ok(Request { line, .. }) = Request::take(control) {
+                if let Ok(Request { line, .. }) = Request::take(&control) {
                     refuse(line, format!("cannot fork a guard: {why}"));
                 }
-                if !rest(control)? {
+                if !rest(&control)? {
                     return Ok(());
                 }
             }
@@ -146,14 +146,16 @@ impl Request {
 }
 
 /// Becomes the guard of the next sandbox that is asked for.
-fn guard(control: &UnixStream, taken: OwnedFd) {
+fn guard(control: UnixStream, taken: OwnedFd) {
     if handle_children(Children::Awaited).is_err() {
         return;
     }
-    let mut asked = [PollFd::new(control, PollFlags::IN)];
+    let mut asked = [PollFd::new(&control, PollFlags::IN)];
     let at_once = poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
     let ahead = if at_once { None } else { Blank::ahead() };
-    let Ok(request) = Request::take(control) else { return };
+    let Ok(request) = Request::take(&control) else { return };
+    // If the server dies, its supervisor must see nobody at the other end.
+    drop(control);
     let taken = Taken(taken);
     let Request { line, mut status, streams } = request;
     let told = pidfd_open(getpid(), PidfdFlags::empty())
