@@ -1,5 +1,6 @@
 //! Opens a data directory and puts the parts of the runtime together over it.
 
+mod mirrors;
 mod no_hands;
 
 use std::{
@@ -181,6 +182,7 @@ async fn sandboxes(
     }
     let mut config = HandsConfig { secrets: local.secrets.clone(), ..HandsConfig::default() };
     config.packages.directory = packages.map(Path::to_owned);
+    mirrors::add(&mut config.packages, |name| std::env::var(name).ok())?;
     config.egress.allow_private = opened()?;
     Ok(LocalHands::new(data_dir, local.blobs.clone(), config))
 }

@@ -41,7 +41,8 @@ Models: bare ids need ANTHROPIC_API_KEY, openai/NAME needs TAILSTEP_OPENAI_BASE_
 OPENAI_API_KEY if the server wants one), scripted/echo needs nothing.
 
 Packages of environments come from the public registries, or from the directory of wheels, gems and
-the like that TAILSTEP_PACKAGES names. TAILSTEP_EGRESS_ALLOW_PRIVATE (10.1.0.0/16,...) opens private
+the like that TAILSTEP_PACKAGES names, or from mirrors (TAILSTEP_PIP_INDEX_URL and others, see
+docs/compatibility.md). TAILSTEP_EGRESS_ALLOW_PRIVATE (10.1.0.0/16,...) opens private
 addresses to rules that name their hosts.")]
 pub(crate) struct Args {
     /// Address and port to listen on; port 0 takes a free one

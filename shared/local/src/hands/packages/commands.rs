@@ -69,9 +69,9 @@ else
     . /usr/lib/os-release
     suites="$VERSION_CODENAME $VERSION_CODENAME-updates"
     case "$ID $(dpkg --print-architecture)" in
-        debian\ *) from=http://deb.debian.org/debian; security=$from-security; parts=main ;;
-        ubuntu\ amd64) from=http://archive.ubuntu.com/ubuntu; security=http://security.ubuntu.com/ubuntu; parts='main universe' ;;
-        ubuntu\ *) from=http://ports.ubuntu.com/ubuntu-ports; security=$from; parts='main universe' ;;
+        debian\ *) from=${TAILSTEP_APT_MIRROR:-http://deb.debian.org}/debian; security=$from-security; parts=main ;;
+        ubuntu\ amd64) from=${TAILSTEP_APT_MIRROR:-http://archive.ubuntu.com}/ubuntu; security=${TAILSTEP_APT_MIRROR:-http://security.ubuntu.com}/ubuntu; parts='main universe' ;;
+        ubuntu\ *) from=${TAILSTEP_APT_MIRROR:-http://ports.ubuntu.com}/ubuntu-ports; security=$from; parts='main universe' ;;
         *) echo "apt packages of $ID are not known here"; exit 1 ;;
     esac
     signed="signed-by=/usr/share/keyrings/$ID-archive-keyring.gpg"
@@ -165,12 +165,16 @@ pub(super) fn install(manager: Manager, packages: &[String], offline: bool) -> S
         }
         Manager::Cargo => {
             let offline = if offline { " --offline" } else { "" };
-            format!("cargo install{offline} --locked --root {LAYER}/cargo -- {all}")
+            let mirror = "${TAILSTEP_CARGO_INDEX:+--config source.crates-io.replace-with=\\\"mirror\\\" \
+                          --config source.mirror.registry=\\\"sparse+$TAILSTEP_CARGO_INDEX/\\\"}";
+            format!("cargo install{offline} {mirror} --locked --root {LAYER}/cargo -- {all}")
         }
         Manager::Gem => {
             let local = if offline { " --local" } else { "" };
+            let mirror =
+                "${TAILSTEP_GEM_SOURCE:+--clear-sources --source \"$TAILSTEP_GEM_SOURCE\"}";
             format!(
-                "gem install{local} --no-document --install-dir {LAYER}/gem --bindir {LAYER}/gem/bin \
+                "gem install{local} {mirror} --no-document --install-dir {LAYER}/gem --bindir {LAYER}/gem/bin \
                  -- {all}"
             )
         }
