@@ -10,7 +10,7 @@ TESTED := -p tests-sim -p tests-golden -p tests-wire -p tests-e2e -p tests-tidy
 AWS := -p tailstep-aws -p tailstep-fn-sandbox -p tailstep-fn-microvm
 # The official Python client, in the three lines that are promised to work.
 SDKS := 2.14.0 1.17.0 0.121.0
-TAILSTEP := target/debug/tailstep
+TAILSTEP := $(or $(CARGO_TARGET_DIR),target)/debug/tailstep
 
 .PHONY: help
 help: ## List the commands

@@ -5,11 +5,12 @@
 use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Seek},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use flate2::read::MultiGzDecoder;
+use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::workspace::{Caps, WorkspaceError, unpack_system};
@@ -35,7 +36,9 @@ pub enum ImageError {
 /// When the archive is not one, leads out of its own tree, or does not fit.
 pub fn unpack(archive: &Path, cache: &Path) -> Result<PathBuf, ImageError> {
     let unreadable = |source| ImageError::Read { path: archive.to_owned(), source };
-    let file = File::open(archive).map_err(unreadable)?;
+    // Without waiting: a pipe would keep the opener until somebody writes to it.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(archive).map_err(unreadable)?;
     let found = file.metadata().map_err(unreadable)?;
     if !found.is_file() {
         let why = "it is neither a directory nor a file".to_owned();
@@ -80,7 +83,7 @@ fn unpack_into(mut file: File, archive: &Path, into: &Path) -> Result<(), ImageE
         path: archive.to_owned(),
         // The library's own message would show the file's content.
         why: if let WorkspaceError::Corrupt(_) = why {
-            "it is no tar archive, or a damaged one".to_owned()
+            "it is no tar archive (plain or gzipped), or a damaged one".to_owned()
         } else {
             why.to_string()
         },

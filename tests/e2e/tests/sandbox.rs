@@ -96,6 +96,16 @@ fn what_is_asked_for_wrongly_is_refused_with_its_name() {
     fails(&["--mount", "/no/such/source:/mnt/a", "--", "true"], 125, "/no/such/source");
     fails(&["--mount", "/usr:relative", "--", "true"], 2, "absolute");
     fails(&["--mount", "/usr:/proc/x", "--", "true"], 125, "/proc");
+    for mode in ["RO", "readonly", "ro,z", "ro:ro", ""] {
+        fails(&["--mount", &format!("/usr:/mnt/a:{mode}"), "--", "true"], 2, "ro or rw");
+    }
+    fails(&["--pids", "1", "--", "true"], 2, "pids");
+    // What is no file is not waited for.
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    fails(&["--root", pipe.to_str().unwrap(), "--", "true"], 125, "neither a directory nor a file");
+    fails(&["--root", "/dev/zero", "--", "true"], 125, "neither a directory nor a file");
     fails(&["--env", "=x", "--", "true"], 2, "NAME=VALUE");
     fails(&["--net", "all", "--", "true"], 2, "none or proxy");
     fails(&["--allow", "a.test", "--", "true"], 125, "--net proxy");
@@ -140,6 +150,11 @@ fn mounts_and_roots_show_what_they_should() {
     let mount = format!("{}:/mnt/in:ro", data.display());
     prints(&["--mount", &mount, "--", "cat", "/mnt/in/file"], "given");
     fails(&["--mount", &mount, "--", "sh", "-c", "echo x > /mnt/in/file"], 2, "");
+    let odd = folder.path().join("a:/b");
+    fs::create_dir_all(&odd).unwrap();
+    fs::write(odd.join("file"), "odd").unwrap();
+    let mount_odd = format!("{}:/mnt/odd:ro", odd.display());
+    prints(&["--mount", &mount_odd, "--", "cat", "/mnt/odd/file"], "odd");
     let workspace = folder.path().join("work");
     fs::create_dir(&workspace).unwrap();
     let at = workspace.to_str().unwrap();
@@ -169,6 +184,19 @@ fn mounts_and_roots_show_what_they_should() {
     packed.arg("-C").arg(&root).arg("-cf").arg(&archive).arg(".");
     assert!(packed.status().unwrap().success());
     prints(&["--root", archive.to_str().unwrap(), "--", "/bin/sh", "-c", "cat /etc/own"], "own\n");
+}
+
+/// An ignored SIGCHLD is inherited, and nothing may wait for it then.
+#[test]
+fn whoever_ignores_the_ends_of_children_gets_an_end() {
+    let built = Built::get();
+    let ignore = "import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])";
+    let mut command = std::process::Command::new("python3");
+    command.args(["-c", ignore]).arg(built.command().get_program());
+    command.args(["sandbox", "run", "--time-ms", "20000", "--", "sh", "-c", "(exit 1); exit 3"]);
+    assert_eq!(command.status().unwrap().code(), Some(3));
 }
 
 /// A system that holds a shell, `cat` and `ls`, taken from this host.

@@ -65,8 +65,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
     memory_mb: u64,
 
-    /// Processes and threads at one time
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Processes and threads at one time; one of them is the sandbox's own
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
     pids: u64,
 
     /// Size of the private /tmp, and of what the workspace may grow to
@@ -219,11 +219,16 @@ fn mount(text: &str) -> anyhow::Result<Mount> {
         Some(paths) => (paths, Access::ReadOnly),
         None => (text.strip_suffix(":rw").unwrap_or(text), Access::ReadWrite),
     };
-    match paths.split_once(':') {
+    // The last colon: a host's path may hold others. What follows DST and is no mode of ours, such
+    // as `:RO`, must not be taken for a part of DST and mounted writable.
+    match paths.rsplit_once(':') {
         Some((source, target)) if !source.is_empty() && target.starts_with('/') => {
             Ok(Mount { source: source.into(), target: target.into(), access })
         }
-        _ => bail!("write it as SRC:DST or SRC:DST:ro, with an absolute DST"),
+        _ => bail!(
+            "write it as SRC:DST or SRC:DST:ro, with an absolute DST that holds no colon; the mode \
+             is ro or rw"
+        ),
     }
 }
 

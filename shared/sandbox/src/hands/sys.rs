@@ -195,8 +195,10 @@ pub(super) fn forget_command_line() -> io::Result<()> {
 }
 
 /// A descriptor that is readable when a child has ended. The signal itself is blocked, here and in
-/// threads started later.
+/// threads started later. Whoever started the supervisor may ignore it (`signal(7)`: that is
+/// inherited), and then it would never come.
 pub(super) fn child_ends() -> io::Result<OwnedFd> {
+    handle_children(Children::Awaited)?;
     await_signals(&[libc::SIGCHLD])
 }
 
