@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read, Write},
     net::TcpListener,
-    os::unix::{fs::MetadataExt, process::ExitStatusExt},
+    os::unix::{ffi::OsStrExt, fs::MetadataExt, process::ExitStatusExt},
     path::Path,
     process::{Child, Output, Stdio},
     thread,
@@ -109,6 +110,13 @@ fn what_is_asked_for_wrongly_is_refused_with_its_name() {
     fails(&["--env", "=x", "--", "true"], 2, "NAME=VALUE");
     fails(&["--net", "all", "--", "true"], 2, "none or proxy");
     fails(&["--allow", "a.test", "--", "true"], 125, "--net proxy");
+    fails(&["--net", "proxy", "--allow", "http://a.test", "--", "true"], 2, "without a scheme");
+    for address in ["[fd00::1]:x", "[fd00::1]80", "[fd00::1]:"] {
+        fails(&["--net", "proxy", "--allow", address, "--", "true"], 2, "port");
+    }
+    for address in ["fd00::1", "[fd00::1]", "[fd00::1]:8080"] {
+        prints(&["--net", "proxy", "--allow", address, "--", "echo", "allowed"], "allowed\n");
+    }
     fails(&["--net", "proxy", "--allow", "a b", "--", "true"], 125, "host");
     fails(&["--time-ms", "0", "--", "true"], 2, "time-ms");
     fails(&["--strict", "--best-effort", "--", "true"], 2, "best-effort");
@@ -155,6 +163,14 @@ fn mounts_and_roots_show_what_they_should() {
     fs::write(odd.join("file"), "odd").unwrap();
     let mount_odd = format!("{}:/mnt/odd:ro", odd.display());
     prints(&["--mount", &mount_odd, "--", "cat", "/mnt/odd/file"], "odd");
+    // A path is bytes.
+    let source = OsStr::from_bytes(b"\xff\n");
+    fs::rename(&odd, folder.path().join(source)).unwrap();
+    let mut command = Built::get().command();
+    command.current_dir(folder.path()).args(["sandbox", "run", "--mount"]);
+    command.arg(OsStr::from_bytes(b"\xff\n:/mnt/\xfe:ro")).args(["--", "cat"]);
+    let read = command.arg(OsStr::from_bytes(b"/mnt/\xfe/file")).output().unwrap();
+    assert_eq!(read.stdout, b"odd", "{}", String::from_utf8_lossy(&read.stderr));
     let workspace = folder.path().join("work");
     fs::create_dir(&workspace).unwrap();
     let at = workspace.to_str().unwrap();

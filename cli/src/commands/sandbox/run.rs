@@ -1,12 +1,15 @@
 //! `tailstep sandbox run`.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    net::Ipv6Addr,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context, anyhow, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use tailstep_core::egress::EgressRule;
 use tailstep_sandbox::{
     Access, Layers, Limits, Mount, Network, Root, Spec, Strictness, image,
@@ -45,7 +48,7 @@ pub(crate) struct Args {
     workspace: Option<PathBuf>,
 
     /// Make a host path visible inside; writable as far as its owner and mode let the sandbox's user
-    #[arg(long = "mount", value_name = "SRC:DST[:ro]", value_parser = mount)]
+    #[arg(long = "mount", value_name = "SRC:DST[:ro]", value_parser = OsStringValueParser::new().try_map(|given| mount(&given)))]
     mounts: Vec<Mount>,
 
     /// The way out: none, or a proxy that allows what --allow names
@@ -214,16 +217,19 @@ fn said(code: u8, what: &str) -> u8 {
     code
 }
 
-fn mount(text: &str) -> anyhow::Result<Mount> {
-    let (paths, access) = match text.strip_suffix(":ro") {
+fn mount(given: &OsStr) -> anyhow::Result<Mount> {
+    let given = given.as_bytes();
+    let (paths, access) = match given.strip_suffix(b":ro") {
         Some(paths) => (paths, Access::ReadOnly),
-        None => (text.strip_suffix(":rw").unwrap_or(text), Access::ReadWrite),
+        None => (given.strip_suffix(b":rw").unwrap_or(given), Access::ReadWrite),
     };
     // The last colon: a host's path may hold others. What follows DST and is no mode of ours, such
     // as `:RO`, must not be taken for a part of DST and mounted writable.
-    match paths.rsplit_once(':') {
-        Some((source, target)) if !source.is_empty() && target.starts_with('/') => {
-            Ok(Mount { source: source.into(), target: target.into(), access })
+    let mut halves = paths.rsplitn(2, |byte| *byte == b':');
+    match (halves.next(), halves.next()) {
+        (Some(target), Some(source)) if !source.is_empty() && target.starts_with(b"/") => {
+            let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+            Ok(Mount { source: path(source), target: path(target), access })
         }
         _ => bail!(
             "write it as SRC:DST or SRC:DST:ro, with an absolute DST that holds no colon; the mode \
@@ -248,11 +254,19 @@ fn variable(text: &str) -> anyhow::Result<(String, String)> {
 }
 
 fn rule(text: &str) -> anyhow::Result<EgressRule> {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) => {
-            (host, Some(port.parse().context("the port is a number up to 65535")?))
+    let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let (host, port) = match (bracketed, text.rsplit_once(':')) {
+        (Some((address, "")), _) => (address, None),
+        (Some((address, rest)), _) => (address, Some(rest.strip_prefix(':').unwrap_or_default())),
+        // An address of version 6 as it is.
+        (None, _) if text.parse::<Ipv6Addr>().is_ok() => (text, None),
+        (None, Some((_, path))) if path.starts_with('/') => {
+            bail!("write it as HOST or HOST:PORT, without a scheme or a path")
         }
-        None => (text, None),
+        (None, Some((host, port))) => (host, Some(port)),
+        (None, None) => (text, None),
     };
-    Ok(EgressRule { ports: port.into_iter().collect(), ..EgressRule::for_host(host) })
+    let number = |port: &str| port.parse().context("the port is a number up to 65535");
+    let ports = port.map(number).transpose()?.into_iter().collect();
+    Ok(EgressRule { ports, ..EgressRule::for_host(host) })
 }
