@@ -9,6 +9,16 @@ use crate::wire::path;
 /// Where the workspace is seen inside a `namespaces` sandbox.
 pub const WORKSPACE: &str = "/workspace";
 
+/// Directories of the system, which are no workspace, nor is anything in them.
+const HOSTS_OWN: [&str; 10] =
+    ["/bin", "/boot", "/dev/pts", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr"];
+
+/// Directories that hold many owners' things; what is in them may be a workspace.
+const WHOLE: [&str; 12] = [
+    "/", "/dev", "/dev/shm", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var",
+    "/var/tmp",
+];
+
 /// One sandbox, described in advance.
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -51,6 +61,15 @@ impl Spec {
 impl Spec {
     /// Says what is wrong with it on any host, if anything is.
     pub(crate) fn check(&self) -> Result<(), String> {
+        // Its files are given to another user, and only what is there at the end is given back.
+        let shared = HOSTS_OWN.iter().any(|own| self.workspace.starts_with(own));
+        let whole = WHOLE.iter().any(|all| self.workspace == Path::new(all));
+        if shared || whole {
+            let at = self.workspace.display();
+            return Err(format!(
+                "workspace {at} belongs to the system: choose a directory of yours"
+            ));
+        }
         self.mounts.iter().try_for_each(Mount::check)?;
         if let Root::Directory(root) = &self.root
             && (!root.is_absolute() || !root.is_dir())
@@ -217,5 +236,22 @@ impl Layers {
     pub fn missing_names(&self) -> Vec<String> {
         let name = |line: &String| line.split(':').next().unwrap_or_default().to_owned();
         self.missing.iter().map(name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_is_no_workspace() {
+        let checked = |at: &str| Spec::new(at).check();
+        for at in ["/", "/etc", "/etc/ssl", "/usr/lib", "/proc/1", "/home", "/tmp", "/var", "/root"]
+        {
+            assert!(checked(at).is_err_and(|why| why.contains("workspace")), "{at}");
+        }
+        for at in ["", "/home/me/project", "/tmp/x", "/dev/shm/x", "/etcetera", "/root/project"] {
+            assert_eq!(checked(at), Ok(()), "{at}");
+        }
     }
 }
