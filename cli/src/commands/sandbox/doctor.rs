@@ -9,7 +9,7 @@ use tailstep_sandbox::{
 };
 
 pub(crate) fn main() -> anyhow::Result<ExitCode> {
-    let mut spec = Spec::new("/");
+    let mut spec = Spec::new("");
     spec.strictness = Strictness::BestEffort;
     let argv = vec!["/bin/true".into()];
     let program = Program { argv, directory: None, workspace: Workspace::None };
