@@ -149,6 +149,49 @@ fn limits_are_kept_and_named() {
     fails(&["--pids", "4", "--", "sh", "-c", "for i in 1 2 3 4 5 6; do sleep 2 & done"], 2, "fork");
 }
 
+/// As root, since nobody else can change owners.
+fn borrowed_directories_are_as_they_were(workspace: &Path) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let at = |name: &str| workspace.join(name);
+    for name in ["mine", "other", "grouped", "set-id", "two", "deep"] {
+        fs::write(at(name), name).unwrap();
+    }
+    chown(at("other"), Some(1_234), Some(1_234)).unwrap();
+    chown(at("grouped"), None, Some(5_678)).unwrap();
+    fs::set_permissions(at("set-id"), fs::Permissions::from_mode(0o4755)).unwrap();
+    fs::hard_link(at("two"), at("two-too")).unwrap();
+    let look = || {
+        ["mine", "other", "grouped", "set-id", "two", "two-too"].map(|name| {
+            let found = at(name).metadata().unwrap();
+            (name, found.uid(), found.gid(), found.mode())
+        })
+    };
+    let before = look();
+    let directory = workspace.to_str().unwrap();
+    let write = "echo x >>mine; echo x >>grouped; echo x >>other; ln mine linked; touch made";
+    let output = sandboxed(&["--workspace", directory, "--", "sh", "-c", write]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("other") && !errors.contains("grouped"), "{errors}");
+    assert_eq!(look(), before);
+    for name in ["linked", "made"] {
+        let found = at(name).metadata().unwrap();
+        assert_eq!((found.uid(), found.gid()), (0, 0), "{name}");
+    }
+    // Also when it cannot be taken over whole: too deep.
+    let mut deep = workspace.to_owned();
+    for _ in 0..300 {
+        deep.push("d");
+    }
+    fs::create_dir_all(&deep).unwrap();
+    fails(&["--workspace", directory, "--", "true"], 125, "take over");
+    assert_eq!(look(), before);
+    assert_eq!(workspace.metadata().unwrap().uid(), 0);
+    fs::remove_dir_all(at("d")).unwrap();
+}
+
 #[test]
 fn mounts_and_roots_show_what_they_should() {
     let folder = tempfile::tempdir().unwrap();
@@ -188,6 +231,7 @@ fn mounts_and_roots_show_what_they_should() {
         assert_eq!(made.metadata().unwrap().mode() & 0o6000, 0);
     }
 
+    borrowed_directories_are_as_they_were(&workspace);
     let root = folder.path().join("root");
     system(&root);
     let at = root.to_str().unwrap();

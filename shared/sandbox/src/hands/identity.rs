@@ -2,13 +2,17 @@
 //! supervisor may give one, else the supervisor's own; never the host's root.
 
 use std::{
+    ffi::CStr,
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Gid, Stat, Uid, chownat},
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fstat, open},
     process::{Pid, getegid, geteuid},
     thread::{CapabilitySet, capabilities, set_thread_groups},
 };
@@ -104,28 +108,35 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Gives the sandbox's user everything in `directory`, without following links. A file with
-    /// several names may have one elsewhere and keeps its owner, unless the sandbox made it.
-    pub(super) fn take_over(&self, directory: &Path) -> Result<Lent, String> {
-        let found = fs::metadata(directory);
-        let failed = |why: &dyn std::fmt::Display| {
-            format!("cannot take over {}: {why}", directory.display())
-        };
-        let found = found.map_err(|why| failed(&why))?;
-        let (uid, gid) = (self.host_uid, self.host_gid);
-        if self.switches {
-            own(directory, (uid, gid), |_| true).map_err(|why| failed(&why))?;
+    /// Gives the sandbox's user what is in a directory, without following links: all of one that is the
+    /// sandbox's own, and of a borrowed one what belongs to its owner, so that it can be as it was again. A
+    /// file with several names may have one elsewhere and keeps its owner.
+    pub(super) fn take_over(&self, lent: &Lent) -> Result<(), String> {
+        if !self.switches {
+            return Ok(());
         }
-        Ok(Lent { directory: directory.to_owned(), uid: found.uid(), gid: found.gid() })
+        let owner = |found: &Stat| match lent.borrowed {
+            _ if !is_directory(found) && found.st_nlink > 1 => None,
+            false => Some((self.host_uid, Some(self.host_gid))),
+            // The group stays, and so do the bits that a change of owner takes away.
+            true if found.st_uid != lent.uid || is_set_id(found) => None,
+            true => Some((self.host_uid, None)),
+        };
+        own(&lent.directory, owner)
+            .map_err(|why| format!("cannot take over {}: {why}", lent.directory.display()))
     }
 
-    /// Gives what the sandbox's user has in `lent` to whoever had the directory before.
+    /// Gives what the sandbox's user has in a directory to whoever had that before. All of it was made
+    /// inside or taken over, whatever names it has now.
     pub(super) fn give_back(&self, lent: &Lent) -> Result<(), String> {
         if !self.switches {
             return Ok(());
         }
-        let ours = |found: &Stat| found.st_uid == self.host_uid;
-        own(&lent.directory, (lent.uid, lent.gid), ours)
+        let owner = |found: &Stat| {
+            let made_inside = found.st_gid == self.host_gid;
+            (found.st_uid == self.host_uid).then_some((lent.uid, made_inside.then_some(lent.gid)))
+        };
+        own(&lent.directory, owner)
             .map_err(|why| format!("cannot give back {}: {why}", lent.directory.display()))
     }
 
@@ -146,25 +157,55 @@ impl Identity {
 /// A directory that the sandbox's user has for a while, and whose it was.
 pub(super) struct Lent {
     directory: PathBuf,
+    /// It goes back afterwards.
+    borrowed: bool,
     uid: u32,
     gid: u32,
 }
 
-/// Makes `owner` (user, group) the owner of the directory and of what is in it, as far as `meant`.
-fn own(directory: &Path, owner: (u32, u32), meant: impl Fn(&Stat) -> bool) -> Result<(), Stopped> {
-    let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-    let nofollow = AtFlags::SYMLINK_NOFOLLOW;
-    chownat(CWD, directory, Some(uid), Some(gid), AtFlags::empty()).map_err(io::Error::from)?;
-    visit(directory, OWNED_MAX, &mut |holder, name, found| {
-        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-        let done = (found.st_uid, found.st_gid) == owner;
-        // Another name of the file may lie elsewhere.
-        let elsewhere = !is_directory && found.st_nlink > 1;
-        if done || elsewhere || !meant(found) {
+impl Lent {
+    pub(super) fn look(directory: &Path, borrowed: bool) -> Result<Self, String> {
+        let found = fs::metadata(directory)
+            .map_err(|why| format!("cannot take over {}: {why}", directory.display()))?;
+        Ok(Self { directory: directory.to_owned(), borrowed, uid: found.uid(), gid: found.gid() })
+    }
+}
+
+fn is_directory(found: &Stat) -> bool {
+    FileType::from_raw_mode(found.st_mode) == FileType::Directory
+}
+
+/// Whether a program that is started from the file gets the rights of its owner or group.
+fn is_set_id(found: &Stat) -> bool {
+    let mode = Mode::from_raw_mode(found.st_mode);
+    FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+        && mode.intersects(Mode::SUID | Mode::SGID)
+}
+
+/// Changes user and group of a directory and of what is in it, as `owner` says. Does all that it can
+/// before it fails.
+fn own(
+    directory: &Path,
+    owner: impl Fn(&Stat) -> Option<(u32, Option<u32>)>,
+) -> Result<(), Stopped> {
+    let change = |holder: BorrowedFd<'_>, name: &CStr, found: &Stat, flags| -> io::Result<()> {
+        let Some((uid, gid)) = owner(found) else { return Ok(()) };
+        if (uid, gid.unwrap_or(found.st_gid)) == (found.st_uid, found.st_gid) {
             return Ok(());
         }
-        Ok(chownat(holder, name, Some(uid), Some(gid), nofollow)?)
-    })
+        Ok(chownat(holder, name, Some(Uid::from_raw(uid)), gid.map(Gid::from_raw), flags)?)
+    };
+    let top = open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let top = top.map_err(io::Error::from)?;
+    let found = fstat(&top).map_err(io::Error::from)?;
+    let mut outcome = change(top.as_fd(), c"", &found, AtFlags::EMPTY_PATH);
+    let visited = visit(directory, OWNED_MAX, &mut |holder, name, found| {
+        let changed = change(holder, name, found, AtFlags::SYMLINK_NOFOLLOW);
+        outcome = std::mem::replace(&mut outcome, Ok(())).and(changed);
+        Ok(())
+    });
+    outcome?;
+    visited
 }
 
 /// A stable number for a workspace: the same one gets the same user again, so that its files need

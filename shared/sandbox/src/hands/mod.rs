@@ -32,7 +32,12 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::blank::Blank;
 pub use self::server::main;
-use self::{blank::Ended, cgroup::Cgroup, identity::Identity, usage::Usage};
+use self::{
+    blank::Ended,
+    cgroup::Cgroup,
+    identity::{Identity, Lent},
+    usage::Usage,
+};
 use crate::{
     pass,
     spec::{Access, Strictness},
@@ -94,28 +99,31 @@ pub(crate) fn launch(
 ) -> Result<Ending, String> {
     let life_over = Instant::now() + Duration::from_millis(start.limits.life_ms_max);
     let identity = blank.rights.identity(start.workspace.as_deref())?;
+    // A session's directories go to its next sandbox as they are; a user's go back to the user.
+    let is_program = matches!(start.job, Job::Program { .. });
     let owned = start.mounts.iter().filter(|mount| mount.access == Access::Owned);
-    let mut lent = Vec::new();
-    for directory in start.workspace.iter().chain(owned.map(|mount| &mount.source)) {
-        lent.push(identity.take_over(directory)?);
-    }
-    let going = set_going(&blank, &identity, start, line, streams);
+    let directories = start.workspace.iter().chain(owned.map(|mount| &mount.source));
+    let lent = directories
+        .map(|directory| Lent::look(directory, is_program))
+        .collect::<Result<Vec<_>, _>>()?;
+    let going = lent
+        .iter()
+        .try_for_each(|lent| identity.take_over(lent))
+        .and_then(|()| set_going(&blank, &identity, start, line, streams));
     let usage = Usage::of(start);
     let mut watched = Watched { exit: &blank.exit, life_over, usage };
     let ending = going.and_then(|()| watch(&mut watched));
     let Ended { signal, killed_for_memory } = blank.end();
     // PID 1 itself, or the program that it was there for.
-    let is_program = matches!(start.job, Job::Program { .. });
     let killed = is_program || signal == Some(Signal::KILL.as_raw());
-    // A session's directories go to its next sandbox as they are; a user's go back to the user.
-    if is_program {
-        for directory in &lent {
-            identity.give_back(directory)?;
-        }
-    }
-    match ending {
-        Ok(Ending::InsideDied) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
-        ending => ending,
+    let returned = match is_program {
+        true => lent.iter().map(|lent| identity.give_back(lent)).fold(Ok(()), Result::and),
+        false => Ok(()),
+    };
+    match (ending, returned) {
+        (Err(why), _) | (Ok(_), Err(why)) => Err(why),
+        (Ok(Ending::InsideDied), Ok(())) if killed && killed_for_memory => Ok(Ending::OutOfMemory),
+        (Ok(ending), Ok(())) => Ok(ending),
     }
 }
 

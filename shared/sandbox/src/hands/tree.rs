@@ -30,7 +30,7 @@ pub(super) enum Stopped {
 
 /// Calls `each` with the holder, the name and the state of every entry beneath `top`, parents first.
 /// No link is followed. What goes away meanwhile is passed over, and so is a directory that this
-/// process may not open.
+/// process may not open. What is too deep is left out, which is an error at the end.
 pub(super) fn visit(
     top: &Path,
     entries_max: u64,
@@ -40,6 +40,7 @@ pub(super) fn visit(
     let top = openat(CWD, top, flags, Mode::empty()).map_err(io::Error::from)?;
     let mut open = vec![Dir::new(top).map_err(io::Error::from)?];
     let mut seen = 0;
+    let mut all = Ok(());
     while let Some(directory) = open.last_mut() {
         let Some(entry) = directory.next() else {
             open.pop();
@@ -65,12 +66,13 @@ pub(super) fn visit(
         }
         if let Some(inner) = enter(holder, name)? {
             if open.len() == NESTED_MAX {
-                return Err(Stopped::Nested);
+                all = Err(Stopped::Nested);
+            } else {
+                open.push(Dir::new(inner).map_err(io::Error::from)?);
             }
-            open.push(Dir::new(inner).map_err(io::Error::from)?);
         }
     }
-    Ok(())
+    all
 }
 
 fn enter(holder: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<OwnedFd>> {
@@ -119,6 +121,13 @@ mod tests {
         fs::create_dir_all(top.path().join(&deepest)).unwrap();
         assert_eq!(names(top.path(), 1_000).unwrap().len(), NESTED_MAX - 1);
         fs::create_dir(top.path().join(&deepest).join("d")).unwrap();
-        assert!(matches!(names(top.path(), 1_000), Err(Stopped::Nested)));
+        fs::write(top.path().join("beside"), "").unwrap();
+        let mut seen = 0;
+        let visited = visit(top.path(), 1_000, &mut |_, _, _| {
+            seen += 1;
+            Ok(())
+        });
+        assert!(matches!(visited, Err(Stopped::Nested)));
+        assert_eq!(seen, NESTED_MAX + 1, "the rest is seen all the same");
     }
 }
