@@ -97,6 +97,7 @@ fn what_is_asked_for_wrongly_is_refused_with_its_name() {
     fails(&["--mount", "/no/such/source:/mnt/a", "--", "true"], 125, "/no/such/source");
     fails(&["--mount", "/usr:relative", "--", "true"], 2, "absolute");
     fails(&["--mount", "/usr:/proc/x", "--", "true"], 125, "/proc");
+    fails(&["--mount", "/usr:/usr/no/such", "--", "true"], 125, "choose one that is there");
     for mode in ["RO", "readonly", "ro,z", "ro:ro", ""] {
         fails(&["--mount", &format!("/usr:/mnt/a:{mode}"), "--", "true"], 2, "ro or rw");
     }

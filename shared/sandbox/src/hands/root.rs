@@ -217,7 +217,14 @@ impl Base {
     fn attach(&self, trees: &[Tree]) -> Result<(), String> {
         trees.iter().try_for_each(|tree| {
             self.target(tree).and_then(|target| mount_at(&tree.tree, &target)).map_err(|why| {
-                format!("cannot mount {} in the sandbox: {why}", tree.target.display())
+                let at = tree.target.display();
+                if why.kind() == io::ErrorKind::ReadOnlyFilesystem {
+                    return format!(
+                        "cannot mount {at} in the sandbox: there is no such place, and what is above \
+                         it is read-only: choose one that is there, or one outside of it"
+                    );
+                }
+                format!("cannot mount {at} in the sandbox: {why}")
             })
         })
     }
