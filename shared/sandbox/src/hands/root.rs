@@ -36,7 +36,9 @@ const OWN_FILES: [&str; 6] = [
 ];
 
 /// Files of `/proc` that tell of the host or act on it, hidden behind `/dev/null`.
-const HIDDEN_FILES: [&str; 12] = [
+const HIDDEN_FILES: [&str; 14] = [
+    "cmdline",
+    "config.gz",
     "kcore",
     "kallsyms",
     "keys",
