@@ -3,6 +3,7 @@
 
 mod bench;
 mod message;
+mod store;
 
 use std::path::Path;
 
@@ -25,8 +26,9 @@ async fn serve() -> Result<(), Error> {
     let bench = Mutex::new(Bench::new(Path::new(ROOT)));
     let bench = &bench;
     lambda_runtime::run(service_fn(async |event: LambdaEvent<Order>| {
-        // Blocks the only thread: an environment has one call at a time and nothing else to do.
-        Ok::<_, Error>(bench.lock().await.run(event.payload))
+        // A command blocks the only thread: an environment has one call at a time and nothing else
+        // to do.
+        Ok::<_, Error>(bench.lock().await.run(event.payload).await)
     }))
     .await
 }

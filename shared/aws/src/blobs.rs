@@ -1,11 +1,14 @@
 //! Blobs in S3, under `blobs/<tenant>/<sha256>`.
 
+mod lent;
+
 use async_trait::async_trait;
 use aws_sdk_s3::{Client, operation::get_object::GetObjectError, primitives::ByteStream};
 use bytes::Bytes;
 use tailstep_core::ids::BlobRef;
 use tailstep_runtime::ports::{Blobs, BlobsError};
 
+pub(crate) use self::lent::Place;
 use crate::trouble::{from_trouble, sort};
 
 from_trouble!(BlobsError);

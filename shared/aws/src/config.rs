@@ -44,13 +44,14 @@ pub enum HandsConfig {
 pub struct LambdaConfig {
     /// Name or ARN of the sandbox function.
     pub function: String,
-    /// What an invocation may take beyond its tool's own limit: a cold start, unpacking and packing.
+    /// What an invocation may take beyond its tool's own limit: a cold start, fetching and unpacking
+    /// the workspace, packing and putting it.
     pub overhead_ms: u64,
 }
 
 impl LambdaConfig {
     pub fn new(function: impl Into<String>) -> Self {
-        Self { function: function.into(), overhead_ms: 30_000 }
+        Self { function: function.into(), overhead_ms: 60_000 }
     }
 }
 

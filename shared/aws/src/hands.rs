@@ -1,12 +1,14 @@
-//! Hands in a Lambda function of their own: each call is one direct invocation, with the workspace
-//! carried along as an archive. The function has an empty role; what it answers is data.
+//! Hands in a Lambda function of their own: each call is one direct invocation. The workspace travels
+//! along as an archive: inside the messages while it is small, else as an object in S3 that the
+//! function gets and puts by URLs made for this call. The function has an empty role; what it answers
+//! is data.
 //!
 //! **Isolation.** The invocation names the session's sandbox as its tenant, and the function is in
 //! tenant isolation mode: no execution environment ever serves two sandboxes. An environment may be
 //! reused by its own sandbox, which then finds its shell again; nothing relies on that.
 //!
-//! **Limits.** An invocation carries 6 MB each way, base64 and JSON included, so a packed workspace may have
-//! 4 MB. Egress is not restricted yet.
+//! **Limits.** An invocation carries 6 MB each way, base64 and JSON included: 4 MB of a packed workspace.
+//! In S3 it may have what `tailstep_sandbox::workspace::Caps` allows. Commands get no internet socket.
 //!
 //! The two message types are the function's contract; `functions/sandbox` reads the same examples.
 
@@ -28,12 +30,23 @@ use tailstep_core::ids::{BlobRef, SessionKey, sha256_hex};
 use tailstep_runtime::ports::{Blobs, BlobsError, Hands, HandsError, ToolOrder, ToolReply};
 use tokio::time::sleep;
 
-use crate::{config::LambdaConfig, trouble::Trouble, trouble::sort};
+use crate::{
+    blobs::{Place, S3Blobs},
+    config::LambdaConfig,
+    trouble::{Trouble, sort},
+};
 
-/// Largest packed workspace. With base64 it is 5.3 MB of the 6 MB that an invocation may carry.
-const ARCHIVE_BYTES_MAX: usize = 4_000_000;
-/// Format of the messages.
+/// Largest packed workspace inside an order: with base64 it is 5.3 MB of the 6 MB that an invocation
+/// may carry.
+const INLINE_BYTES_MAX: u64 = 4_000_000;
+/// Largest packed workspace in S3: what the function packs at most. Whatever is longer is not its.
+const STORED_BYTES_MAX: u64 = 100 << 20;
+/// Format of an order whose workspace is to be fetched. A function of the first version refuses it;
+/// all others it reads.
+const FORMAT_STORED: u32 = 2;
 const FORMAT: u32 = 1;
+/// How long URLs outlive the longest wait for the call's answer, for the waits before repeats.
+const URLS_SLACK: Duration = Duration::from_secs(60);
 /// Requests for one call, the first included: Lambda refuses at its limit of concurrent invocations,
 /// and an invocation ends somewhere every few seconds.
 const ATTEMPTS_MAX: u32 = 4;
@@ -44,11 +57,11 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct LambdaHands {
     lambda: Client,
     config: LambdaConfig,
-    blobs: Arc<dyn Blobs>,
+    blobs: Arc<S3Blobs>,
 }
 
 impl LambdaHands {
-    pub fn new(lambda: Client, config: LambdaConfig, blobs: Arc<dyn Blobs>) -> Self {
+    pub fn new(lambda: Client, config: LambdaConfig, blobs: Arc<S3Blobs>) -> Self {
         Self { lambda, config, blobs }
     }
 }
@@ -60,9 +73,23 @@ struct Order<'a> {
     /// The session's sandbox; one environment serves one of them.
     sandbox: String,
     call: Call<'a>,
-    /// The workspace before the call: a gzipped tar archive in base64. Absent for an empty one.
+    /// The workspace before the call. Absent for an empty one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    workspace: Option<String>,
+    workspace: Option<Given>,
+    /// Where a workspace goes that is too large for the answer.
+    put_url: String,
+}
+
+/// A gzipped tar archive.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Given {
+    /// In base64.
+    Inline(String),
+    Stored {
+        blob: BlobRef,
+        get_url: String,
+    },
 }
 
 #[derive(Debug, Serialize)]
@@ -78,9 +105,19 @@ struct Call<'a> {
 #[derive(Debug, Deserialize)]
 struct Answer {
     reply: Reply,
-    /// The workspace after the call, in the same form; absent when it did not change.
+    /// The workspace after the call; absent when it did not change.
     #[serde(default)]
-    workspace: Option<String>,
+    workspace: Option<Kept>,
+}
+
+/// A gzipped tar archive.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum Kept {
+    /// In base64.
+    Inline(String),
+    /// Put to the order's `put_url`.
+    Stored(BlobRef),
 }
 
 #[derive(Debug, Deserialize)]
@@ -94,30 +131,39 @@ impl Hands for LambdaHands {
     /// Dropping the future abandons the invocation, which Lambda cannot stop: it ends at its own
     /// limit, and its answer goes nowhere.
     async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
-        let workspace = match &order.workspace {
-            None => None,
-            Some(blob) => match self.blobs.get(&order.key.tenant, blob).await {
-                Ok(archive) if archive.len() > ARCHIVE_BYTES_MAX => {
-                    return Ok(failed(format!(
-                        "the workspace has {} bytes packed, more than the {ARCHIVE_BYTES_MAX} that \
-                         this sandbox can carry; the call did not run",
-                        archive.len()
-                    )));
-                }
-                Ok(archive) => Some(STANDARD.encode(archive)),
-                Err(error @ (BlobsError::Missing { .. } | BlobsError::Corrupt { .. })) => {
-                    tracing::error!(session = %order.key, %error, "workspace is lost");
-                    return Ok(failed(
-                        "the saved workspace is lost; the call did not run".to_owned(),
-                    ));
-                }
-                Err(error) => return Err(HandsError::Unavailable { what: error.to_string() }),
-            },
+        let limit = Duration::from_millis(order.timeout_ms.saturating_add(self.config.overhead_ms));
+        let workspace = match self.given(order, limit).await {
+            Ok(workspace) => workspace,
+            Err(error @ (BlobsError::Missing { .. } | BlobsError::Corrupt { .. })) => {
+                tracing::error!(session = %order.key, %error, "workspace is lost");
+                let text = "the saved workspace is lost; the call did not run";
+                return Ok(failed(text.to_owned()));
+            }
+            Err(error) => return Err(HandsError::Unavailable { what: error.to_string() }),
         };
-        let answer = self.invoke(order, workspace).await?;
+        let sandbox = sandbox_name(&order.key);
+        let call_id = format!("{}.{}.{}", order.call.seq, order.call.event, order.call.part);
+        let place = Place::of(&sandbox, &call_id);
+        let put_url = self.blobs.put_url(&place, limit + URLS_SLACK).await;
+        let message = Order {
+            v: if matches!(workspace, Some(Given::Stored { .. })) { FORMAT_STORED } else { FORMAT },
+            sandbox: sandbox.clone(),
+            call: Call {
+                call_id,
+                tool: &order.tool,
+                input: order.input.as_str(),
+                timeout_ms: order.timeout_ms,
+            },
+            workspace,
+            put_url: put_url
+                .map_err(|error| HandsError::Unavailable { what: error.to_string() })?,
+        };
+        let payload = serde_json::to_vec(&message)
+            .map_err(|error| HandsError::Unavailable { what: error.to_string() })?;
+        let answer = self.invoke(&sandbox, &payload, limit).await?;
         let workspace = match answer.workspace {
             None => None,
-            Some(text) => Some(self.store(&order.key, &text).await?),
+            Some(kept) => Some(self.keep(&order.key, &place, kept).await?),
         };
         Ok(ToolReply {
             text: answer.reply.text,
@@ -134,24 +180,25 @@ impl Hands for LambdaHands {
 }
 
 impl LambdaHands {
+    /// The workspace in the form in which it travels.
+    async fn given(&self, order: &ToolOrder, limit: Duration) -> Result<Option<Given>, BlobsError> {
+        let (tenant, Some(blob)) = (&order.key.tenant, &order.workspace) else { return Ok(None) };
+        Ok(Some(if blob.bytes <= INLINE_BYTES_MAX {
+            Given::Inline(STANDARD.encode(self.blobs.get(tenant, blob).await?))
+        } else {
+            let get_url = self.blobs.get_url(tenant, blob, limit + URLS_SLACK).await?;
+            Given::Stored { blob: blob.clone(), get_url }
+        }))
+    }
+
     async fn invoke(
         &self,
-        order: &ToolOrder,
-        workspace: Option<String>,
+        sandbox: &str,
+        payload: &[u8],
+        limit: Duration,
     ) -> Result<Answer, HandsError> {
-        let call = Call {
-            call_id: format!("{}.{}.{}", order.call.seq, order.call.event, order.call.part),
-            tool: &order.tool,
-            input: order.input.as_str(),
-            timeout_ms: order.timeout_ms,
-        };
-        let sandbox = sandbox_name(&order.key);
-        let message = Order { v: FORMAT, sandbox: sandbox.clone(), call, workspace };
-        let payload = serde_json::to_vec(&message)
-            .map_err(|error| HandsError::Unavailable { what: error.to_string() })?;
-        let limit = Duration::from_millis(order.timeout_ms.saturating_add(self.config.overhead_ms));
         for attempt in 1.. {
-            let error = match self.send(&sandbox, &payload, limit).await {
+            let error = match self.send(sandbox, payload, limit).await {
                 Ok(output) => return read(&output),
                 Err(error) => error,
             };
@@ -185,15 +232,29 @@ impl LambdaHands {
             .await
     }
 
-    async fn store(&self, key: &SessionKey, text: &str) -> Result<BlobRef, HandsError> {
+    async fn keep(
+        &self,
+        key: &SessionKey,
+        place: &Place,
+        kept: Kept,
+    ) -> Result<BlobRef, HandsError> {
         let lost = |what: String| HandsError::Lost { what };
-        let archive = STANDARD
-            .decode(text)
-            .map_err(|error| lost(format!("workspace archive is not base64: {error}")))?;
-        self.blobs
-            .put(&key.tenant, Bytes::from(archive))
-            .await
-            .map_err(|error| lost(format!("workspace could not be saved: {error}")))
+        let unsaved = |error| lost(format!("workspace could not be saved: {error}"));
+        match kept {
+            Kept::Inline(text) => {
+                let archive = STANDARD
+                    .decode(text)
+                    .map_err(|error| lost(format!("workspace archive is not base64: {error}")))?;
+                self.blobs.put(&key.tenant, Bytes::from(archive)).await.map_err(unsaved)
+            }
+            Kept::Stored(blob) if blob.bytes > STORED_BYTES_MAX => {
+                Err(lost(format!("workspace is said to have {} bytes packed", blob.bytes)))
+            }
+            Kept::Stored(blob) => {
+                self.blobs.take_over(&key.tenant, place, &blob).await.map_err(unsaved)?;
+                Ok(blob)
+            }
+        }
     }
 }
 
@@ -247,23 +308,50 @@ fn unanswered<R: std::fmt::Debug>(error: &SdkError<InvokeError, R>) -> HandsErro
 mod tests {
     use super::*;
 
+    fn call() -> Call<'static> {
+        let input = r#"{"command":"true"}"#;
+        Call { call_id: "7.0.2".into(), tool: "bash", input, timeout_ms: 150_000 }
+    }
+
     #[test]
     fn messages_are_the_ones_the_function_reads() {
-        let call = Call {
-            call_id: "7.0.2".into(),
-            tool: "bash",
-            input: r#"{"command":"true"}"#,
-            timeout_ms: 150_000,
+        let blob = BlobRef::of(b"large").sha256;
+        let blob = BlobRef { sha256: blob, bytes: 5_000_000 };
+        let get_url = "https://s3.example/get".to_owned();
+        let order = Order {
+            v: FORMAT_STORED,
+            sandbox: "5b1e".into(),
+            call: call(),
+            workspace: Some(Given::Stored { blob: blob.clone(), get_url }),
+            put_url: "https://s3.example/put".into(),
         };
-        let workspace = Some("H4sIAAAA".into());
-        let order = Order { v: FORMAT, sandbox: "5b1e".into(), call, workspace };
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../examples/hands-order-v2.json")).unwrap();
+        assert_eq!(serde_json::to_value(&order).unwrap(), golden);
+        let answer: Answer =
+            serde_json::from_str(include_str!("../examples/hands-answer-v2.json")).unwrap();
+        assert_eq!(answer.workspace, Some(Kept::Stored(blob)));
+    }
+
+    /// A function of the first version reads an order with a small workspace, and is answered by it.
+    #[test]
+    fn small_workspaces_travel_as_they_always_did() {
+        let order = Order {
+            v: FORMAT,
+            sandbox: "5b1e".into(),
+            call: call(),
+            workspace: Some(Given::Inline("H4sIAAAA".into())),
+            put_url: "https://s3.example/put".into(),
+        };
+        let mut written = serde_json::to_value(&order).unwrap();
+        written.as_object_mut().unwrap().remove("put_url");
         let golden: serde_json::Value =
             serde_json::from_str(include_str!("../examples/hands-order-v1.json")).unwrap();
-        assert_eq!(serde_json::to_value(&order).unwrap(), golden);
+        assert_eq!(written, golden);
         let answer: Answer =
             serde_json::from_str(include_str!("../examples/hands-answer-v1.json")).unwrap();
         assert_eq!((answer.reply.text.as_str(), answer.reply.is_error), ("ok\n", false));
-        assert_eq!(answer.workspace.as_deref(), Some("H4sIAAAA"));
+        assert_eq!(answer.workspace, Some(Kept::Inline("H4sIAAAA".into())));
     }
 
     #[test]

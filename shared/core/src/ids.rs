@@ -93,8 +93,13 @@ impl BlobRef {
 
 /// SHA-256 of `content` as 64 lower-case hexadecimal digits.
 pub fn sha256_hex(content: &[u8]) -> String {
-    let mut text = String::with_capacity(64);
-    for byte in Sha256::digest(content) {
+    hex(&Sha256::digest(content))
+}
+
+/// `bytes` as lower-case hexadecimal digits, as addresses have them.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
         use fmt::Write;
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");

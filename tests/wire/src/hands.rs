@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use tailstep_core::ids::SessionKey;
 use tailstep_runtime::ports::{Hands, ToolReply};
 
+pub use self::session::Session;
 use crate::law::laws;
 
 /// Hands under test.
@@ -103,12 +104,12 @@ pub enum Again {
 
 /// What a command comes to in a session of its own, for tests of one back end.
 pub async fn one_call(s: &Subject, command: &str) -> ToolReply {
-    session::Session::new().bash(s, command).await
+    Session::new().bash(s, command).await
 }
 
 /// A session that has a sandbox.
 pub async fn started(s: &Subject) -> SessionKey {
-    let mut one = session::Session::new();
+    let mut one = Session::new();
     one.text(s, "true").await;
     one.key
 }
@@ -131,6 +132,7 @@ where
             laws::sessions_share_nothing,
             laws::a_sandbox_is_named_by_its_session,
             laws::a_sandbox_lost_between_calls_is_replaced_and_the_model_is_told,
+            laws::a_large_workspace_outlives_its_sandbox,
             laws::a_sandbox_lost_in_a_call_is_said_to_be_lost,
             laws::releasing_is_idempotent_and_leaves_nothing,
             laws::secrets_of_the_host_are_not_inside,

@@ -2,17 +2,19 @@
 //! tenant under a Runtime API of our own, called by the real client over HTTP.
 #![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
+mod bucket;
 mod environment;
 mod service;
+mod workspaces;
 
 use std::{fs, sync::Arc};
 
 use aws_credential_types::Credentials;
 use aws_sdk_lambda::config::{BehaviorVersion, Region};
-use tailstep_aws::{LambdaConfig, LambdaHands, lambda_config};
-use tailstep_runtime::memory::MemoryBlobs;
+use tailstep_aws::{LambdaConfig, LambdaHands, S3Blobs, lambda_config};
 use tests_wire::hands::{self, Again, Ending, Fault, Outside, Subject, Walls};
 
+use bucket::Bucket;
 use service::{FUNCTION, Service};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,18 +62,32 @@ const fn fault(name: &'static str, ending: Ending, requests_max: usize, again: A
 }
 
 async fn subject() -> Subject {
+    // A stalled reply is waited for as long as the call may take, and this.
+    subject_with(&Bucket::start().await, 1_000).await
+}
+
+async fn subject_with(bucket: &Bucket, overhead_ms: u64) -> Subject {
     let outside = tempfile::tempdir().unwrap();
     let service = Service::start().await;
-    let config = lambda_config()
+    let http = aws_smithy_http_client::Builder::new().build_http();
+    let credentials = Credentials::new("test", "test", None, None, "test");
+    let lambda = lambda_config()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new("us-east-1"))
-        .credentials_provider(Credentials::new("test", "test", None, None, "test"))
+        .credentials_provider(credentials.clone())
         .endpoint_url(service.url())
-        .http_client(aws_smithy_http_client::Builder::new().build_http());
-    let client = aws_sdk_lambda::Client::from_conf(config.build());
-    // A stalled reply is waited for as long as the call may take, and this.
-    let config = LambdaConfig { overhead_ms: 1_000, ..LambdaConfig::new(FUNCTION) };
-    let hands = LambdaHands::new(client, config, Arc::new(MemoryBlobs::default()));
+        .http_client(http.clone());
+    let s3 = aws_sdk_s3::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::new("us-east-1"))
+        .credentials_provider(credentials)
+        .endpoint_url(bucket.url())
+        .force_path_style(true)
+        .http_client(http);
+    let config = LambdaConfig { overhead_ms, ..LambdaConfig::new(FUNCTION) };
+    let blobs = S3Blobs::new(aws_sdk_s3::Client::from_conf(s3.build()), "blobs");
+    let client = aws_sdk_lambda::Client::from_conf(lambda.build());
+    let hands = LambdaHands::new(client, config, Arc::new(blobs));
     let here = fs::canonicalize(outside.path()).unwrap();
     Subject {
         hands: Arc::new(hands),

@@ -152,6 +152,24 @@ pub(super) async fn a_sandbox_lost_between_calls_is_replaced_and_the_model_is_to
     assert_eq!(two.text(&s, "cat file; echo $X").await, "of-two\nof-two\n");
 }
 
+/// Larger than a message of any provider.
+pub(super) async fn a_large_workspace_outlives_its_sandbox(s: Subject) {
+    let mut one = Session::new();
+    // What cannot be compressed, so that the archive is as large.
+    let made = one.text(&s, "head -c 12000000 /dev/urandom > big; sha256sum big").await;
+    assert_eq!(one.text(&s, "echo small > file; sha256sum big").await, made);
+    assert!(s.provider.kill(&one.key).await, "there is a sandbox to kill");
+    let order = one.bash_order("cat file; sha256sum big");
+    let reply = match one.send(&s, &order).await {
+        Ok(reply) => reply,
+        Err(HandsError::Lost { .. }) => one.bash(&s, "cat file; sha256sum big").await,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(reply.text.ends_with(&format!("small\n{made}")), "{}", reply.text);
+    one.text(&s, "rm big").await;
+    assert_eq!(one.text(&s, "ls").await, "file\n");
+}
+
 pub(super) async fn a_sandbox_lost_in_a_call_is_said_to_be_lost(s: Subject) {
     let mut one = Session::new();
     one.text(&s, "echo saved > file").await;

@@ -17,18 +17,22 @@ use crate::sample;
 /// A call that takes longer than this hangs.
 const CALL_MAX: Duration = Duration::from_secs(60);
 
-pub(super) struct Session {
-    pub(super) key: SessionKey,
+pub struct Session {
+    pub key: SessionKey,
     next: Seq,
-    pub(super) workspace: Option<BlobRef>,
+    /// The archive that the last call left.
+    pub workspace: Option<BlobRef>,
 }
 
 impl Session {
-    pub(super) fn new() -> Self {
+    /// A session of its own, without a workspace.
+    #[allow(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Self {
         Self { key: sample::key(), next: 1, workspace: None }
     }
 
-    pub(super) fn order(&mut self, tool: &str, input: &str) -> ToolOrder {
+    /// The session's next call, not yet sent.
+    pub fn order(&mut self, tool: &str, input: &str) -> ToolOrder {
         let call = Position { seq: self.next, event: 0, part: 1 };
         self.next += 1;
         ToolOrder {
@@ -44,17 +48,13 @@ impl Session {
         }
     }
 
-    pub(super) fn bash_order(&mut self, command: &str) -> ToolOrder {
+    pub fn bash_order(&mut self, command: &str) -> ToolOrder {
         let input = format!("{{\"command\":{}}}", quoted(command));
         self.order("bash", &input)
     }
 
     /// Has an order run, and takes its workspace over as the log does.
-    pub(super) async fn send(
-        &mut self,
-        s: &Subject,
-        order: &ToolOrder,
-    ) -> Result<ToolReply, HandsError> {
+    pub async fn send(&mut self, s: &Subject, order: &ToolOrder) -> Result<ToolReply, HandsError> {
         let done = timeout(CALL_MAX, s.hands.execute(order)).await;
         let done = done.unwrap_or_else(|_| panic!("no end after {CALL_MAX:?}: {:?}", order.input));
         if let Ok(ToolReply { workspace: Some(workspace), .. }) = &done {
@@ -63,18 +63,18 @@ impl Session {
         done
     }
 
-    pub(super) async fn tool(&mut self, s: &Subject, tool: &str, input: &str) -> ToolReply {
+    pub async fn tool(&mut self, s: &Subject, tool: &str, input: &str) -> ToolReply {
         let order = self.order(tool, input);
         self.send(s, &order).await.unwrap()
     }
 
-    pub(super) async fn bash(&mut self, s: &Subject, command: &str) -> ToolReply {
+    pub async fn bash(&mut self, s: &Subject, command: &str) -> ToolReply {
         let order = self.bash_order(command);
         self.send(s, &order).await.unwrap()
     }
 
     /// The output of a command that has to succeed.
-    pub(super) async fn text(&mut self, s: &Subject, command: &str) -> String {
+    pub async fn text(&mut self, s: &Subject, command: &str) -> String {
         let reply = self.bash(s, command).await;
         assert!(!reply.is_error, "{command}: {}", reply.text);
         reply.text
