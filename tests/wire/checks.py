@@ -53,16 +53,19 @@ class Bed:
         session = self.call("POST", "/v1/sessions", {
             "agent": agent["id"], "environment_id": environment["id"],
         })
-        message = {"type": "user.message", "content": [{"type": "text", "text": text}]}
-        self.call("POST", f"/v1/sessions/{session['id']}/events", {"events": [message]})
+        self.say(session["id"], text)
         return session["id"]
 
-    def wait_until_idle(self, session, seconds):
-        """How long it took until the turn was over."""
+    def say(self, session, text):
+        message = {"type": "user.message", "content": [{"type": "text", "text": text}]}
+        self.call("POST", f"/v1/sessions/{session}/events", {"events": [message]})
+
+    def wait_until_idle(self, session, seconds, turns=1):
+        """How long it took until so many turns were over."""
         started = time.monotonic()
         while time.monotonic() - started < seconds:
             kinds = [event["type"] for event in self.events(session)]
-            if "session.status_idle" in kinds:
+            if kinds.count("session.status_idle") >= turns:
                 return time.monotonic() - started
             if "session.status_terminated" in kinds:
                 raise RuntimeError(f"session {session} was terminated")
@@ -115,6 +118,7 @@ def run(bed, results):
     results.run("a bad key is refused", bad_key, bed)
     results.run("roles are enforced", roles, bed)
     results.run("a session of 40 steps", forty_steps, bed)
+    results.run("a large workspace", large_workspace, bed)
     results.run("the secret shows nowhere", canaries, bed)
     results.run("a killed step worker", killed_worker, bed)
     results.run("stage 1 with the official client", run_client, bed, ROOT / "tests/e2e/sdk/stage1.py")
@@ -193,6 +197,29 @@ def forty_steps(bed):
     queue = settled(lambda: bed.stack.queue_depth("WakeQueueUrl"), lambda depth: not any(depth.values()))
     assert not any(queue.values()), f"the queue holds {queue}"
     return f"40 effects in 40 invocations, {len(records)} records, {took:.1f} s"
+
+
+def large_workspace(bed):
+    """One that no message can carry goes through the bucket, and outlives the environment it was made in."""
+    run = "Use the bash tool to run exactly: "
+    session = bed.start("scripted/echo", f"{run}head -c 12000000 /dev/urandom > big; sha256sum big")
+    bed.wait_until_idle(session, 120)
+    workers = bed.stack.emulator.function_processes(bed.stack.outputs["SandboxFunctionName"])
+    assert workers, "no sandbox function is running"
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    bed.say(session, f"{run}sha256sum big")
+    took = bed.wait_until_idle(session, 120, turns=2)
+    results = [e["content"][0]["text"] for e in bed.events(session) if e["type"] == "agent.tool_result"]
+    sums = [re.findall(r"^[0-9a-f]{64}  big$", text, re.M) for text in results]
+    assert len(sums) == 2 and len(sums[0]) == 1 and sums[0] == sums[1], results
+    assert "new sandbox" in results[1], results[1]
+    bucket = bed.stack.outputs["BlobsBucketName"]
+    objects = bed.stack.aws("s3").list_objects_v2(Bucket=bucket)["Contents"]
+    sizes = {thing["Key"]: thing["Size"] for thing in objects}
+    assert max(sizes.values()) > 12_000_000, sizes
+    assert not [key for key in sizes if not key.startswith("blobs/")], sizes
+    return f"12 MB made and found again in another environment, {took:.1f} s"
 
 
 def killed_worker(bed):
