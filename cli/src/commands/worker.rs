@@ -10,8 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use tailstep_local::{HandsConfig, LocalHands};
-use tailstep_runtime::ids::nonce;
+use tailstep_local::{HandsConfig, LocalBlobs, LocalHands};
+use tailstep_runtime::{ids::nonce, ports::Blobs};
 use tailstep_worker::{Client, Config, Key, Until, Worker, run};
 use tokio::sync::watch;
 
@@ -95,9 +95,15 @@ async fn work(args: &Args) -> anyhow::Result<()> {
     let config = config(args)?;
     let worker_id = format!("tailstep-{}", nonce());
     let roots = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-    let client = Client::new(&args.base_url, roots.as_deref(), worker_id)?;
-    let hands = hands(&args.workdir, args.concurrency).await?;
-    let worker = Worker { client: Arc::new(client), hands: hands.clone(), config };
+    let client = Client::new(&args.base_url, roots.as_deref(), worker_id.clone())?;
+    let workdir = absolute(&args.workdir)?;
+    // Its own: workers may share a directory.
+    let cache = Cache(workdir.join("skills").join(&worker_id));
+    let skills = LocalBlobs::open(&cache.0)
+        .with_context(|| format!("cannot keep skills in {}", cache.0.display()))?;
+    let skills: Arc<dyn Blobs> = Arc::new(skills);
+    let hands = hands(workdir, args.concurrency, skills.clone()).await?;
+    let worker = Worker { client: Arc::new(client), hands: hands.clone(), blobs: skills, config };
     tracing::info!(environment = args.environment, "polling");
     let (stop, stopped) = watch::channel(false);
     let mut working = tokio::spawn(run(worker, stopped));
@@ -120,6 +126,16 @@ async fn work(args: &Args) -> anyhow::Result<()> {
     let served = done.context("cannot poll for work")?;
     tracing::info!(items = served.items, "done");
     Ok(())
+}
+
+/// A directory that goes with its worker.
+struct Cache(PathBuf);
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // Each session has copies of what it needs.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn config(args: &Args) -> anyhow::Result<Config> {
@@ -169,12 +185,15 @@ fn read_key(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Rather no hands than hands that are not held back.
-async fn hands(workdir: &Path, sessions_max: u16) -> anyhow::Result<Arc<LocalHands>> {
+async fn hands(
+    workdir: PathBuf,
+    sessions_max: u16,
+    skills: Arc<dyn Blobs>,
+) -> anyhow::Result<Arc<LocalHands>> {
     let layers = LocalHands::check_host(None).await.map_err(|what| anyhow!(what))?;
     for missing in &layers.missing {
         tracing::debug!(missing, "a wall of the sandbox is missing");
     }
-    let workdir = absolute(workdir)?;
     let config = HandsConfig { live_max: usize::from(sessions_max), ..HandsConfig::default() };
-    Ok(LocalHands::new(workdir, Arc::new(KeptHere), config))
+    Ok(LocalHands::new(workdir, Arc::new(KeptHere { skills }), config))
 }

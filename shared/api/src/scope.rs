@@ -45,8 +45,11 @@ const ON_SESSION: [(Method, &str); 4] = [
 
 /// What a worker fetches for the session's agent. Skills are the tenant's own instructions and hold
 /// no secret; which ones an agent has is not looked up for each request.
-const ON_SKILLS: [&str; 2] =
-    ["/v1/skills/{id}/versions/{version}", "/v1/skills/{id}/versions/{version}/content"];
+const ON_SKILLS: [&str; 3] = [
+    "/v1/skills/{id}/versions",
+    "/v1/skills/{id}/versions/{version}",
+    "/v1/skills/{id}/versions/{version}/content",
+];
 
 impl Scope {
     /// Less than a tenant.

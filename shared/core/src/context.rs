@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    agent::{AgentSpec, SkillSpec},
+    agent::{AgentSpec, EnvironmentKind, SkillSpec},
     content::Content,
     event::{Created, Event, Input, ModelAnswered},
     files::{FileResource, SKILLS_DIRECTORY},
@@ -59,8 +59,8 @@ impl Context {
     fn event(&mut self, place: Position, event: &Event) {
         match event {
             Event::Created(created) => {
-                let Created { agent, resources, .. } = created.as_ref();
-                self.system = system(agent, resources);
+                let Created { agent, environment, resources, .. } = created.as_ref();
+                self.system = system(agent, environment.kind, resources);
                 self.agent = Some(agent.clone());
             }
             Event::Received(received) => match &received.input {
@@ -166,15 +166,30 @@ impl Context {
 
 /// The agent's own words, and behind them what its sandboxes are given. Part of every prompt: its
 /// bytes depend on the first event alone.
-fn system(agent: &AgentSpec, files: &[FileResource]) -> Option<String> {
+fn system(
+    agent: &AgentSpec,
+    environment: EnvironmentKind,
+    files: &[FileResource],
+) -> Option<String> {
     let mut parts: Vec<String> = agent.system.iter().cloned().collect();
     if !agent.skills.is_empty() {
         let mut part =
             "# Skills\n\nThese skills are installed, read-only. When a task is what a skill \
             is for, read its SKILL.md before you begin, and follow it.\n"
                 .to_owned();
+        let directory = match environment {
+            EnvironmentKind::Cloud => SKILLS_DIRECTORY,
+            // Workers have their own places: the official ones this, ours the other.
+            EnvironmentKind::SelfHosted => {
+                part.push_str(&format!(
+                    "Paths begin at the working directory; where it has no `skills`, look in \
+                    {SKILLS_DIRECTORY}.\n"
+                ));
+                &SKILLS_DIRECTORY[1..]
+            }
+        };
         for SkillSpec { name, description, .. } in &agent.skills {
-            part.push_str(&format!("\n- {SKILLS_DIRECTORY}/{name}/SKILL.md: {description}"));
+            part.push_str(&format!("\n- {directory}/{name}/SKILL.md: {description}"));
         }
         parts.push(part);
     }
@@ -207,7 +222,7 @@ mod tests {
             tools: Vec::new(),
             skills: Vec::new(),
         };
-        assert_eq!(system(&agent, &[]).as_deref(), Some("Own words."));
+        assert_eq!(system(&agent, EnvironmentKind::Cloud, &[]).as_deref(), Some("Own words."));
         agent.skills.push(SkillSpec {
             skill_id: "skill_1".into(),
             version: "v".into(),
@@ -228,10 +243,16 @@ mod tests {
             what a skill is for, read its SKILL.md before you begin, and follow it.\n\n\
             - /skills/make-pdf/SKILL.md: Makes PDF files.\n\n# Files\n\nThe user has given you these \
             files, read-only.\n\n- /mnt/session/uploads/file_1 (a.csv, 12 bytes)";
-        assert_eq!(system(&agent, std::slice::from_ref(&file)).as_deref(), Some(want));
+        assert_eq!(
+            system(&agent, EnvironmentKind::Cloud, std::slice::from_ref(&file)).as_deref(),
+            Some(want)
+        );
         agent.system = None;
+        let outside = system(&agent, EnvironmentKind::SelfHosted, &[]).unwrap();
+        assert!(outside.contains("\n- skills/make-pdf/SKILL.md: Makes PDF files."), "{outside}");
+        assert!(outside.contains("look in /skills."), "{outside}");
         agent.skills.clear();
-        assert!(system(&agent, &[file]).unwrap().starts_with("# Files\n"));
-        assert_eq!(system(&agent, &[]), None);
+        assert!(system(&agent, EnvironmentKind::Cloud, &[file]).unwrap().starts_with("# Files\n"));
+        assert_eq!(system(&agent, EnvironmentKind::Cloud, &[]), None);
     }
 }

@@ -18,7 +18,8 @@ use tokio::task::spawn_blocking;
 
 use crate::files::{component, make_private_dir, sync_dir};
 
-pub(crate) struct LocalBlobs {
+/// [`Blobs`] as files of one directory, for one process at a time.
+pub struct LocalBlobs {
     files: Arc<Files>,
 }
 
@@ -29,8 +30,11 @@ struct Files {
 }
 
 impl LocalBlobs {
-    /// Drops what an earlier process left half written.
-    pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
+    /// The blobs in `data_dir`, which is made. Drops what an earlier process left half written.
+    ///
+    /// # Errors
+    /// The file system's own.
+    pub fn open(data_dir: &Path) -> io::Result<Self> {
         let dir = data_dir.join("blobs");
         // No tenant's folder has this name: a dot would be written as %2e.
         let temporary = dir.join(".unfinished");

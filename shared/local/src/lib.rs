@@ -17,6 +17,7 @@ mod secrets;
 mod store;
 mod workers;
 
+pub use blobs::LocalBlobs;
 pub use error::LocalError;
 pub use hands::{HandsConfig, LocalHands, PackageSource, workspace_dir};
 pub use open::{Config, Local};

@@ -122,6 +122,11 @@ impl Client {
         within(work).await
     }
 
+    /// Bytes.
+    pub(crate) async fn bytes(&self, path: &str, key: &Key) -> Result<Bytes, CallError> {
+        within(async { whole(self.send(Method::GET, path, key, None).await?).await }).await
+    }
+
     /// An event stream; its headers have come when this returns.
     pub(crate) async fn events(&self, path: &str, key: &Key) -> Result<Events, CallError> {
         within(self.send(Method::GET, path, key, None)).await.map(Events::new)

@@ -64,7 +64,7 @@ impl Item {
 }
 
 /// Ids become parts of paths, of addresses and on disk.
-fn is_plain(id: &str) -> bool {
+pub(crate) fn is_plain(id: &str) -> bool {
     !id.is_empty()
         && id.len() <= 128
         && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')

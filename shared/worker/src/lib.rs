@@ -14,10 +14,11 @@ mod lease;
 mod pause;
 mod run;
 mod session;
+mod skills;
 
 use std::sync::Arc;
 
-use tailstep_runtime::ports::Hands;
+use tailstep_runtime::ports::{Blobs, Hands};
 
 pub use self::{
     client::{CallError, Client, ClientError},
@@ -30,6 +31,8 @@ pub use self::{
 pub struct Worker {
     pub client: Arc<Client>,
     pub hands: Arc<dyn Hands>,
+    /// Where skills are kept; `hands` reads them there.
+    pub blobs: Arc<dyn Blobs>,
     pub config: Config,
 }
 

@@ -25,10 +25,11 @@ use crate::{
     key::Key,
     lease::Lease,
     pause::{Backoff, told},
+    skills,
 };
 
 /// Whose workspaces they are: a worker has one owner.
-const TENANT: &str = "worker";
+pub(crate) const TENANT: &str = "worker";
 
 /// Events that tell which calls wait, for the list; the stream brings all.
 const KINDS: [&str; 7] = [
@@ -73,6 +74,11 @@ pub(crate) async fn serve(
     mut lease: watch::Receiver<Lease>,
     stop: &watch::Receiver<bool>,
 ) {
+    let given = tokio::select! {
+        skills = skills::fetch(worker, session, key) => Given { files: Vec::new(), skills },
+        () = told(stop) => return,
+        () = ending(&mut lease) => return,
+    };
     let (sender, mut events) = mpsc::channel(EVENTS_AHEAD);
     let reader = follow(worker, session, key, sender);
     tokio::pin!(reader);
@@ -84,7 +90,7 @@ pub(crate) async fn serve(
     let mut last_call: Option<Instant> = None;
     loop {
         if caught_up && last_call.is_none() && running.is_none() {
-            running = calls.next().cloned().map(|call| start(worker, session, key, call));
+            running = calls.next().cloned().map(|call| start(worker, session, key, &given, call));
         }
         if calls.are_over() || last_call.is_some() && running.is_none() {
             return finish(worker, session, &calls).await;
@@ -150,11 +156,17 @@ async fn ending(lease: &mut watch::Receiver<Lease>) {
     }
 }
 
-fn start<'a>(worker: &'a Worker, session: &'a str, key: &'a Key, call: Call) -> Running<'a> {
+fn start<'a>(
+    worker: &'a Worker,
+    session: &'a str,
+    key: &'a Key,
+    given: &'a Given,
+    call: Call,
+) -> Running<'a> {
     let id = call.id.clone();
     let work = async move {
         let began = Instant::now();
-        let reply = run(worker, session, &call).await;
+        let reply = run(worker, session, given, &call).await;
         let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(session, tool = call.tool, took_ms, is_error = reply.is_error, "call");
         post(worker, session, key, &call, &reply).await;
@@ -162,7 +174,7 @@ fn start<'a>(worker: &'a Worker, session: &'a str, key: &'a Key, call: Call) -> 
     Running { id, work: Box::pin(work) }
 }
 
-async fn run(worker: &Worker, session: &str, call: &Call) -> ToolReply {
+async fn run(worker: &Worker, session: &str, given: &Given, call: &Call) -> ToolReply {
     let error =
         |text: &str| ToolReply { text: text.to_owned(), is_error: true, ..ToolReply::default() };
     let Ok(input) = RawJson::parse(call.input.get()) else {
@@ -175,7 +187,7 @@ async fn run(worker: &Worker, session: &str, call: &Call) -> ToolReply {
         input,
         timeout_ms: Limits::default().tool_ms_max,
         environment: EnvironmentSpec::cloud(worker.config.environment.as_str()),
-        given: Given::default(),
+        given: given.clone(),
         workspace: None,
         outputs: None,
     };

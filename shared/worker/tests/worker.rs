@@ -17,7 +17,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tailstep_core::ids::SessionKey;
-use tailstep_runtime::ports::{Hands, HandsError, ToolOrder, ToolReply};
+use tailstep_runtime::{
+    memory::MemoryBlobs,
+    ports::{Hands, HandsError, ToolOrder, ToolReply},
+};
 use tailstep_worker::{CallError, Client, Config, Key, Served, Until, Worker, run};
 use tokio::{net::TcpListener, sync::watch, time::timeout};
 
@@ -32,6 +35,8 @@ struct Server {
     /// Given out by polls, one each.
     items: Vec<Value>,
     events: Vec<Value>,
+    /// Archives of skills, by id; what is no archive is answered all the same.
+    skills: BTreeMap<String, Vec<u8>>,
     /// Results as they were taken, at most one a call.
     results: Vec<(String, String)>,
     beats: u32,
@@ -88,7 +93,8 @@ impl Fake {
             until,
         };
         assert!(!format!("{config:?}").contains(KEY));
-        Worker { client: Arc::new(client), hands: hands.clone(), config }
+        let blobs = Arc::new(MemoryBlobs::default());
+        Worker { client: Arc::new(client), hands: hands.clone(), blobs, config }
     }
 }
 
@@ -97,7 +103,15 @@ async fn answer(State(fake): State<Fake>, request: Request) -> Response {
     let path = parts.uri.path().to_owned();
     let body = to_bytes(body, usize::MAX).await.unwrap();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let parts_of_path: Vec<&str> = path.split('/').skip(2).collect();
+    let skill = match parts_of_path[..] {
+        ["skills", id, "versions", _] | ["skills", id, "versions", _, "content"] => id,
+        _ => "",
+    };
     let route = match path.rsplit('/').next().unwrap() {
+        "sesn_1" => "session",
+        "content" if !skill.is_empty() => "content",
+        _ if !skill.is_empty() => "version",
         "poll" => "poll",
         "ack" => "ack",
         "heartbeat" => "heartbeat",
@@ -126,6 +140,13 @@ async fn answer(State(fake): State<Fake>, request: Request) -> Response {
             assert_eq!(body, json!({"force": true}));
             json_of(&json!({}))
         }
+        "session" => {
+            let skill = |id| json!({"type": "custom", "skill_id": id, "version": "v1"});
+            let skills: Vec<Value> = server.skills.keys().map(skill).collect();
+            json_of(&json!({"id": "sesn_1", "agent": {"skills": skills}}))
+        }
+        "version" => json_of(&json!({"id": "v1", "skill_id": skill, "name": skill})),
+        "content" => server.skills[skill].clone().into_response(),
         "list" => json_of(&json!({"data": server.events, "next_page": null})),
         // Ends at once: what comes later is seen by the list.
         "stream" => ([("content-type", "text/event-stream")], Body::empty()).into_response(),
@@ -205,6 +226,8 @@ struct FakeHands {
     begun: Mutex<Vec<String>>,
     done: Mutex<Vec<String>>,
     released: Mutex<u32>,
+    /// Names of the skills that calls came with.
+    skills: Mutex<Vec<Vec<String>>>,
 }
 
 #[async_trait]
@@ -212,6 +235,8 @@ impl Hands for FakeHands {
     async fn execute(&self, order: &ToolOrder) -> Result<ToolReply, HandsError> {
         let input = order.input.as_str().to_owned();
         self.begun.lock().unwrap().push(input.clone());
+        let skills = order.given.skills.iter().map(|skill| skill.name.clone()).collect();
+        self.skills.lock().unwrap().push(skills);
         if input.contains("slow") {
             tokio::time::sleep(Duration::from_secs(4)).await;
         }
@@ -278,6 +303,26 @@ async fn what_fails_for_a_while_is_tried_again() {
     let server = fake.lock();
     assert_eq!(server.results.len(), 1);
     assert_eq!((server.asked["send"], server.asked["stop"]), (2, 2));
+}
+
+#[tokio::test]
+async fn skills_come_with_every_call() {
+    let fake = Fake::with(item("session"), vec![call("a", "allow"), call("b", "allow")]);
+    let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    archive.start_file("pdf/SKILL.md", zip::write::SimpleFileOptions::default()).unwrap();
+    let archive = archive.finish().unwrap().into_inner();
+    for (id, archive) in [("pdf", archive), ("broken", b"no archive".to_vec())] {
+        fake.lock().skills.insert(id.to_owned(), archive);
+    }
+    for (route, status) in [("session", 503), ("version", 500), ("content", 429)] {
+        fake.lock().fail.insert(route, (1, status));
+    }
+    let (ran, hands) = fake.run(Until::Once).await;
+    ran.unwrap();
+    assert_eq!(*hands.skills.lock().unwrap(), [["pdf"], ["pdf"]], "what is broken is left out");
+    let server = fake.lock();
+    assert_eq!(server.asked["session"], 2, "asked once for both calls, and once again");
+    assert_eq!(server.wrong_credentials, [""; 0]);
 }
 
 #[tokio::test]

@@ -43,7 +43,14 @@ async def main():
     beta = client.beta
     environment = await beta.environments.create(name="e2e-worker", config={"type": "self_hosted"})
     assert environment.config.type == "self_hosted", environment
-    agent = await beta.agents.create(name="e2e-worker", model=MODEL, tools=[{"type": "agent_toolset_20260401"}])
+    text = b"---\nname: make-it\ndescription: Makes it.\n---\n# How to make it\n"
+    skill = await beta.skills.create(files=[("it/SKILL.md", text, "text/markdown")])
+    agent = await beta.agents.create(
+        name="e2e-worker",
+        model=MODEL,
+        tools=[{"type": "agent_toolset_20260401"}],
+        skills=[{"type": "custom", "skill_id": skill.id}],
+    )
     session = await beta.sessions.create(agent=agent.id, environment_id=environment.id)
     # The tenant's own key does not poll.
     try:
@@ -68,6 +75,14 @@ async def main():
         events = await settled(client, session.id, 2)
         last = [e for e in events if e.type == "user.tool_result"][-1]
         assert last.is_error, last
+        # Where the model is told to look.
+        await beta.sessions.events.send(
+            session.id, events=[said("Use the bash tool to run exactly: cat skills/make-it/SKILL.md")]
+        )
+        events = await settled(client, session.id, 3)
+        last = [e for e in events if e.type == "user.tool_result"][-1]
+        # Workers before 1.0 fetch versions whose ids are numbers, and leave the others out.
+        assert "# How to make it" in text_of(last) or anthropic.__version__ < "1", last
         stats = await beta.environments.work.stats(environment.id)
         assert stats.workers_polling >= 1, stats
         until = time.monotonic() + TURN_S
@@ -85,7 +100,7 @@ async def main():
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
     await client.close()
-    print(f"anthropic {anthropic.__version__} worker: 4 calls over 2 turns")
+    print(f"anthropic {anthropic.__version__} worker: 5 calls over 3 turns, and a skill")
     print("1 passed, 0 failed")
 
 

@@ -20,17 +20,55 @@ pub fn call(
     key: Option<&str>,
     body: Option<&Value>,
 ) -> anyhow::Result<(u16, Value)> {
+    let body = body.map(ToString::to_string).unwrap_or_default();
+    exchange(url, method, path, key, "application/json", body.as_bytes())
+}
+
+/// Uploads files, by name and content, as parts named `files[]`.
+///
+/// # Errors
+/// As [`call`].
+pub fn upload_all(
+    url: &str,
+    path: &str,
+    key: Option<&str>,
+    files: &[(&str, &[u8])],
+) -> anyhow::Result<(u16, Value)> {
+    const BOUNDARY: &str = "the-boundary-of-parts";
+    let mut body = Vec::new();
+    for (name, content) in files {
+        write!(
+            body,
+            "--{BOUNDARY}\r\ncontent-disposition: form-data; name=\"files[]\"; \
+             filename=\"{name}\"\r\n\r\n"
+        )?;
+        body.extend_from_slice(content);
+        body.extend_from_slice(b"\r\n");
+    }
+    write!(body, "--{BOUNDARY}--\r\n")?;
+    let kind = format!("multipart/form-data; boundary={BOUNDARY}");
+    exchange(url, "POST", path, key, &kind, &body)
+}
+
+fn exchange(
+    url: &str,
+    method: &str,
+    path: &str,
+    key: Option<&str>,
+    content_type: &str,
+    body: &[u8],
+) -> anyhow::Result<(u16, Value)> {
     let host = url.strip_prefix("http://").context("not a plain http address")?;
     let mut stream = TcpStream::connect(host)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let body = body.map(ToString::to_string).unwrap_or_default();
     let key = key.map(|key| format!("x-api-key: {key}\r\n")).unwrap_or_default();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nhost: {host}\r\n{key}connection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+         content-type: {content_type}\r\ncontent-length: {}\r\n\r\n",
         body.len()
     )?;
+    stream.write_all(body)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let end = answer.windows(4).position(|w| w == b"\r\n\r\n").context("no answer")?;

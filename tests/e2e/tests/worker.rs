@@ -41,8 +41,12 @@ impl Stage {
     }
 
     fn session(&self) -> String {
+        self.session_with(&json!([]))
+    }
+
+    fn session_with(&self, skills: &Value) -> String {
         let agent = json!({
-            "name": "e2e", "model": "scripted/echo",
+            "name": "e2e", "model": "scripted/echo", "skills": skills,
             "tools": [{ "type": "agent_toolset_20260401" }],
         });
         let agent = self.dev.ok("POST", "/v1/agents", Some(&agent)).unwrap();
@@ -166,6 +170,29 @@ fn a_worker_serves_sessions_and_keeps_its_key_to_itself() {
     assert!(stage.items().iter().all(|item| item["state"] == "stopped"));
     let server_log: String = stage.dev.log_lines().into_iter().map(|(_, line)| line).collect();
     assert!(!server_log.contains(&stage.key) && !server_log.contains("tailstep_work_"));
+}
+
+#[test]
+fn a_worker_fetches_the_agents_skills() {
+    let stage = Stage::new();
+    let files: [(&str, &[u8]); 2] = [
+        ("it/SKILL.md", b"---\nname: make-it\ndescription: Makes it.\n---\n# How to make it\n"),
+        ("it/bin/make", b"#!/bin/sh\necho made\n"),
+    ];
+    let made = tests_e2e::http::upload_all(&stage.dev.url, "/v1/skills", Some(KEY), &files);
+    let skill = text(&made.unwrap().1["id"]);
+    let session = stage.session_with(&json!([{ "type": "custom", "skill_id": skill }]));
+    let command = "cat /skills/make-it/SKILL.md; /skills/make-it/bin/make; \
+                   touch /skills/make-it/x || echo kept";
+    let say = format!("Use the bash tool to run exactly: {command}");
+    stage.dev.say(&session, &say).unwrap();
+    let mut worker = stage.worker("one", &["--drain", "--max-idle-s", "1"]);
+    let events = stage.ended(&session);
+    let said = results(&events).remove(0);
+    assert!(said.contains("# How to make it\nmade\n") && said.contains("kept"), "{said}");
+    assert!(worker.wait().success(), "{}", worker.log());
+    let left = fs::read_dir(worker.workdir.join("skills")).unwrap().count();
+    assert_eq!(left, 0, "each session has its own copies");
 }
 
 #[test]

@@ -1,12 +1,17 @@
-//! Where a worker's sessions put their outputs: nowhere but their own directories. The protocol has no
-//! way to hand files to the server.
+//! Where a worker's sessions put their outputs: nowhere but their own directories, since the protocol has
+//! no way to hand files to the server. And where they take their skills from.
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use tailstep_core::ids::BlobRef;
 use tailstep_runtime::ports::{Blobs, BlobsError};
 
-pub(super) struct KeptHere;
+pub(super) struct KeptHere {
+    /// What the server has given.
+    pub(super) skills: Arc<dyn Blobs>,
+}
 
 #[async_trait]
 impl Blobs for KeptHere {
@@ -14,7 +19,7 @@ impl Blobs for KeptHere {
         Ok(BlobRef::of(&content))
     }
 
-    async fn get(&self, _tenant: &str, blob: &BlobRef) -> Result<Bytes, BlobsError> {
-        Err(BlobsError::Missing { sha256: blob.sha256.clone() })
+    async fn get(&self, tenant: &str, blob: &BlobRef) -> Result<Bytes, BlobsError> {
+        self.skills.get(tenant, blob).await
     }
 }
