@@ -204,7 +204,7 @@ def large_workspace(bed):
     run = "Use the bash tool to run exactly: "
     session = bed.start("scripted/echo", f"{run}head -c 12000000 /dev/urandom > big; sha256sum big")
     bed.wait_until_idle(session, 120)
-    workers = bed.stack.emulator.function_processes(bed.stack.outputs["SandboxFunctionName"])
+    workers = bed.stack.emulator.sandbox_processes()
     assert workers, "no sandbox function is running"
     for worker in workers:
         os.kill(worker, signal.SIGKILL)

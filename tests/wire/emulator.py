@@ -99,20 +99,32 @@ class Emulator:
 
     def function_processes(self, function):
         """Process ids of the running bootstraps of a function."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
+        port, name = f"AWS_ENDPOINT_URL={self.url}".encode(), f"AWS_LAMBDA_FUNCTION_NAME={function}".encode()
+        return [process for process, _, variables in bootstraps() if port in variables and name in variables]
+
+    def sandbox_processes(self):
+        """The same of the sandbox function, which has wiped its variables: it is known by its program's place."""
+        return [
+            process for process, program, variables in bootstraps()
+            if program.startswith(self.folder) and not b"".join(variables)
+        ]
+
+
+def bootstraps():
+    """(process id, program, variables) of all functions' bootstraps on this machine."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            program = os.readlink(entry / "exe")
+            if not program.endswith("/bootstrap"):
                 continue
-            try:
-                if not os.readlink(entry / "exe").endswith("/bootstrap"):
-                    continue
-                variables = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            port = f"AWS_ENDPOINT_URL={self.url}".encode()
-            if port in variables and f"AWS_LAMBDA_FUNCTION_NAME={function}".encode() in variables:
-                found.append(int(entry.name))
-        return found
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found.append((int(entry.name), program, variables))
+    return found
 
 
 def free_port():

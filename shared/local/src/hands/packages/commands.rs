@@ -167,7 +167,12 @@ pub(super) fn install(manager: Manager, packages: &[String], offline: bool) -> S
             let offline = if offline { " --offline" } else { "" };
             let mirror = "${TAILSTEP_CARGO_INDEX:+--config source.crates-io.replace-with=\\\"mirror\\\" \
                           --config source.mirror.registry=\\\"sparse+$TAILSTEP_CARGO_INDEX/\\\"}";
-            format!("cargo install{offline} {mirror} --locked --root {LAYER}/cargo -- {all}")
+            // Cargo refuses a registry that replaces itself.
+            let itself = "[ \"$TAILSTEP_CARGO_INDEX\" != https://index.crates.io ] || \
+                          unset TAILSTEP_CARGO_INDEX";
+            format!(
+                "{itself}; cargo install{offline} {mirror} --locked --root {LAYER}/cargo -- {all}"
+            )
         }
         Manager::Gem => {
             let local = if offline { " --local" } else { "" };
