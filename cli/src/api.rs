@@ -59,6 +59,11 @@ impl Api {
         }
     }
 
+    /// The bytes of a file, as they come.
+    pub(crate) async fn content(&self, path: &str) -> anyhow::Result<Body> {
+        Ok(self.send(Method::GET, path, Body::empty()).await?.into_body())
+    }
+
     /// Follows a session from now on.
     pub(crate) async fn follow(&self, session: &str) -> anyhow::Result<Events> {
         let path = format!("/v1/sessions/{session}/events/stream");

@@ -10,6 +10,7 @@ mod change;
 mod copy;
 mod patch;
 mod root;
+mod save;
 mod tree;
 
 pub(crate) use apply::{Conflict, apply, conflicts};
@@ -17,7 +18,8 @@ pub(crate) use change::{Change, changes};
 pub(crate) use copy::copy;
 pub(crate) use patch::write_patch;
 pub(crate) use root::Root;
-pub(crate) use tree::read_tree;
+pub(crate) use save::Saving;
+pub(crate) use tree::{Leaf, leaf, read_tree};
 
 #[cfg(test)]
 mod tests;

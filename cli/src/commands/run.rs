@@ -2,6 +2,7 @@
 
 mod agent;
 mod lend;
+mod outputs;
 mod turn;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use self::{
     lend::{BroughtBack, Lent},
+    outputs::Outputs,
     turn::{Ended, follow_turn},
 };
 use super::DataArgs;
@@ -59,9 +61,13 @@ pub(crate) struct Args {
     #[arg(long = "allow-host", value_name = "HOST[:PORT]", conflicts_with = "resume")]
     allowed: Vec<String>,
 
-    /// Go on with this session; without TASK, finish its turn and show what it changed
+    /// Go on with this session; without TASK, finish its turn and show what it changed and put out
     #[arg(long, value_name = "SESSION")]
     resume: Option<String>,
+
+    /// Folder for what the agent leaves in /mnt/session/outputs; files that are there are not overwritten
+    #[arg(long, value_name = "DIR")]
+    outputs: Option<PathBuf>,
 
     /// Apply the changes to the workspace without asking, if the turn is done
     #[arg(long)]
@@ -86,6 +92,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn run(args: &Args) -> anyhow::Result<Ended> {
     let form = Form::new(args.json);
+    let outputs = args.outputs.as_deref().map(Outputs::open).transpose()?;
     let home = Home::open(&args.data.data, Tools::Sandboxed, &[]).await?;
     let api = home.api();
     let session = match &args.resume {
@@ -101,7 +108,7 @@ async fn run(args: &Args) -> anyhow::Result<Ended> {
     let engine = Engine::start(&home.runtime, WORKERS);
     let ended = match follow_turn(&api, &session.id, args.task.as_deref(), form, &mut stop).await? {
         Some(ended) => ended,
-        None if session.lent.is_some() => Ended::Done,
+        None if session.lent.is_some() || outputs.is_some() => Ended::Done,
         None => bail!("session {} is at rest; say what it is to do next", session.id),
     };
     engine.stop(GRACE).await;
@@ -116,6 +123,11 @@ async fn run(args: &Args) -> anyhow::Result<Ended> {
                 BroughtBack::Conflicts => ended.max(Ended::NeedsAction),
             }
         }
+    };
+    let ended = match (&outputs, ended) {
+        (_, Ended::GivenUp) | (None, _) => ended,
+        (Some(outputs), ended) if outputs.fetch(&api, &session.id, form).await? => ended,
+        (Some(_), ended) => ended.max(Ended::NeedsAction),
     };
     home.close().await;
     Ok(ended)

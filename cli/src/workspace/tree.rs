@@ -145,7 +145,7 @@ impl Tree {
 ///
 /// # Errors
 /// When it lies behind a symbolic link, or cannot be read.
-pub(super) fn leaf(root: &Root, path: &Path) -> io::Result<Option<Leaf>> {
+pub(crate) fn leaf(root: &Root, path: &Path) -> io::Result<Option<Leaf>> {
     let (folder, name) = split(path)?;
     let absent = |error: &io::Error| {
         let kind = error.kind();

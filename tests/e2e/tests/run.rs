@@ -194,6 +194,39 @@ fn a_session_goes_on_with_its_workspace() {
 }
 
 #[test]
+fn outputs_come_into_a_folder_and_never_over_a_file() {
+    let desk = Desk::new(&[]);
+    let out = desk.folder.path().join("out");
+    let bytes: Vec<u8> = (0..=255).collect();
+    let put = "cd /mnt/session/outputs && mkdir -p deep/er && \
+               python3 -c 'import sys; sys.stdout.buffer.write(bytes(range(256)))' > deep/er/bytes && \
+               : > empty && echo 1 > $'odd\\nname' && ln -s /etc/passwd link";
+    let ran = desk.run_commands(&[put], &["--outputs", "out"]);
+    ran.expect(0, &[], &["3 of 3 outputs are new in out"]);
+    assert_eq!(fs::read(out.join("deep/er/bytes")).unwrap(), bytes);
+    assert_eq!(fs::read(out.join("empty")).unwrap(), b"");
+    assert_eq!(fs::read(out.join("odd\nname")).unwrap(), b"1\n");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 3, "nothing else, and no half file");
+    let again = ["run", "--resume", &ran.session(), "--outputs", "out"];
+    desk.run(&again).expect(0, &[], &["0 of 3 outputs are new in out"]);
+    // What the user has there stays, and no link leads elsewhere.
+    fs::write(out.join("empty"), "mine").unwrap();
+    fs::remove_dir_all(out.join("deep")).unwrap();
+    let elsewhere = desk.folder.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, out.join("deep")).unwrap();
+    let ran = desk.run(&again);
+    ran.expect(2, &[], &["conflict: output \"empty\"", "conflict: output \"deep/er/bytes\""]);
+    assert_eq!(fs::read(out.join("empty")).unwrap(), b"mine");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    let json = desk.run(&[&again[..], &["--json"]].concat());
+    let last: Value = serde_json::from_str(json.out.lines().last().unwrap()).unwrap();
+    assert_eq!(last["conflicts"], json!(["deep/er/bytes", "empty"]), "{last}");
+    let nowhere = desk.run(&["run", "--model", "scripted/echo", "--outputs", "out/empty", "go"]);
+    nowhere.expect(1, &[], &["cannot use out/empty for outputs"]);
+}
+
+#[test]
 fn a_killed_run_is_finished_by_resume() {
     let desk = Desk::new(&[("a", "1\n")]);
     let task = "Take 6 steps with the bash tool: sleep 0.1; echo tick";
