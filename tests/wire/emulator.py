@@ -106,7 +106,7 @@ class Emulator:
         """The same of the sandbox function, which has wiped its variables: it is known by its program's place."""
         return [
             process for process, program, variables in bootstraps()
-            if program.startswith(self.folder) and not b"".join(variables)
+            if program.startswith(self.folder) and b"AWS_ENDPOINT_URL=" in variables
         ]
 
 
