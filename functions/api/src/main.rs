@@ -42,13 +42,16 @@ async fn main() -> Result<(), Error> {
         limits: Limits::default(),
         prefixes: Arc::new(Prefixes::new(0)),
     };
+    // The sandbox function has no place that could hold them; a machine has.
+    let machines = config.microvms().is_some();
+    let hands = HandsFeatures { files: machines, skills: machines, ..HandsFeatures::default() };
     let documents = ports.documents;
     let app = App {
         runtime,
         documents,
         blobs: ports.blobs,
         upload_bytes_max: BODY_BYTES_MAX as u64,
-        hands: HandsFeatures::default(),
+        hands,
         stream_max_ms: Some(STREAM_MS_MAX),
     };
     run_with_streaming_response(router(app)).await

@@ -19,7 +19,11 @@ use tailstep_sandbox::{
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::message::{Answer, FORMAT, Order, Start};
+use crate::{
+    given::{Arrived, Arriving},
+    message::{Answer, Coming, FORMAT, Order, Start},
+    outputs::Outputs,
+};
 
 type Job = Box<dyn FnOnce(&mut Machine) + Send>;
 
@@ -47,17 +51,23 @@ pub(crate) enum Failure {
     Directory(#[from] io::Error),
     #[error("{0}")]
     Archive(#[from] WorkspaceError),
-    #[error("archive is not the one that was announced")]
+    #[error("what came is not what was announced")]
     Announced,
+    /// What the session is given, or has put out before, is to come first.
+    #[error("files are missing")]
+    Files,
     #[error("the toolset has ended")]
     Ended,
 }
 
 impl Guest {
-    pub(crate) fn start(root: &Path) -> io::Result<Self> {
+    /// `root` is where absolute paths of given files and outputs begin.
+    pub(crate) fn start(scratch: &Path, root: &Path) -> io::Result<Self> {
         // The names of machines are the provider's; on one machine, as in tests, they must differ.
-        let directory = root.join(format!("workspace-{}", std::process::id()));
-        let mut machine = Machine::new(directory)?;
+        let directory = scratch.join(format!("workspace-{}", std::process::id()));
+        let pieces = scratch.join(format!("outputs-{}", std::process::id()));
+        let outputs = Outputs::open(root, pieces)?;
+        let mut machine = Machine::new(directory, root.to_owned(), outputs)?;
         let stop = machine.hands.stop();
         let (jobs, waiting) = mpsc::channel::<Job>();
         thread::Builder::new().name("toolset".into()).spawn(move || {
@@ -92,6 +102,31 @@ impl Guest {
 
     pub(crate) async fn archive(&self) -> Result<Bytes, Failure> {
         self.on(|machine| machine.archive.clone()).await
+    }
+
+    pub(crate) async fn expect(&self, coming: Coming) -> Result<(), Failure> {
+        self.on(move |machine| machine.expect(coming)).await?
+    }
+
+    pub(crate) async fn write(
+        &self,
+        index: usize,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<(), Failure> {
+        self.on(move |machine| match &machine.arriving {
+            Some(arriving) => arriving.write(index, offset, &piece),
+            None => Err(Failure::Form),
+        })
+        .await?
+    }
+
+    pub(crate) async fn arrived(&self) -> Result<(), Failure> {
+        self.on(Machine::arrived).await?
+    }
+
+    pub(crate) async fn output(&self, sha256: String) -> Result<Option<Bytes>, Failure> {
+        self.on(move |machine| machine.outputs.piece(&sha256)).await
     }
 
     async fn on<T: Send + 'static>(
@@ -130,16 +165,44 @@ struct Machine {
     /// A saved workspace was laid out, and no call has said so yet.
     restored: bool,
     last: Option<(Call, Answer)>,
+    /// Where absolute paths begin.
+    root: PathBuf,
+    arriving: Option<Arriving>,
+    arrived: Arrived,
+    outputs: Outputs,
 }
 
 impl Machine {
-    fn new(directory: PathBuf) -> io::Result<Self> {
+    fn new(directory: PathBuf, root: PathBuf, outputs: Outputs) -> io::Result<Self> {
         let hands = open(&directory)?;
-        Ok(Self { directory, hands, archive: Bytes::new(), ran: 0, restored: false, last: None })
+        Ok(Self {
+            directory,
+            hands,
+            archive: Bytes::new(),
+            ran: 0,
+            restored: false,
+            last: None,
+            root,
+            arriving: None,
+            arrived: Arrived::default(),
+            outputs,
+        })
+    }
+
+    fn expect(&mut self, coming: Coming) -> Result<(), Failure> {
+        self.arrived = Arrived::default();
+        self.arriving = Some(Arriving::begin(&self.root, &self.outputs.directory, coming)?);
+        Ok(())
+    }
+
+    fn arrived(&mut self) -> Result<(), Failure> {
+        self.arrived = self.arriving.as_ref().ok_or(Failure::Form)?.finish()?;
+        self.arriving = None;
+        Ok(())
     }
 
     fn call(&mut self, order: Order, later: bool) -> Result<Answer, Failure> {
-        let Order { v, call, workspace, repeated } = order;
+        let Order { v, call, workspace, given, outputs, repeated } = order;
         if v > FORMAT {
             return Err(Failure::Newer { found: v });
         }
@@ -153,6 +216,10 @@ impl Machine {
         }
         if workspace != self.workspace() {
             return Err(Failure::Workspace);
+        }
+        let bare = self.ran == 0 && self.arrived.outputs != outputs;
+        if self.arrived.given != given || bare {
+            return Err(Failure::Files);
         }
         let mut reply = self.hands.run(&call);
         if self.ran == 0 && (later || self.restored) {
@@ -181,7 +248,20 @@ impl Machine {
                 false
             }
         };
-        let answer = Answer { v: FORMAT, reply, workspace: self.workspace(), kept };
+        let outputs = match self.outputs.collect(outputs.as_ref()) {
+            Ok(changed) => {
+                if let Some(notice) = changed.notice {
+                    reply.text.push('\n');
+                    reply.text.push_str(&notice);
+                }
+                changed.manifest
+            }
+            Err(error) => {
+                reply.text.push_str(&format!("\n[outputs: they could not be collected: {error}]"));
+                None
+            }
+        };
+        let answer = Answer { v: FORMAT, reply, workspace: self.workspace(), outputs, kept };
         self.last = Some((call, answer.clone()));
         Ok(answer)
     }

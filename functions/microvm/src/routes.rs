@@ -6,7 +6,7 @@ use axum::{
     extract::{DefaultBodyLimit, FromRequestParts, Path, State},
     http::{HeaderMap, HeaderValue, StatusCode, header::HeaderName, request::Parts},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{get, post, put},
 };
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
@@ -36,6 +36,9 @@ pub(crate) fn router(guest: Guest) -> Router {
         .route("/v1/health", get(health))
         .route("/v1/call", post(call))
         .route("/v1/workspace", get(workspace).put(lay))
+        .route("/v1/files", put(expect).post(arrived))
+        .route("/v1/files/{index}/{offset}", put(write))
+        .route("/v1/outputs/{sha256}", get(output))
         .layer(DefaultBodyLimit::max(ORDER_BYTES_MAX))
         .layer(axum::middleware::map_response(async |mut response: Response| {
             response.headers_mut().insert(MARK, HeaderValue::from_static("1"));
@@ -125,11 +128,46 @@ async fn lay(
     Ok(StatusCode::NO_CONTENT)
 }
 
+async fn expect(
+    _caller: Caller,
+    State(guest): State<Guest>,
+    body: Bytes,
+) -> Result<StatusCode, Failure> {
+    let coming = serde_json::from_slice(&body).map_err(|_| Failure::Form)?;
+    guest.expect(coming).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn write(
+    _caller: Caller,
+    State(guest): State<Guest>,
+    Path((index, offset)): Path<(usize, u64)>,
+    body: Bytes,
+) -> Result<StatusCode, Failure> {
+    guest.write(index, offset, body).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn arrived(_caller: Caller, State(guest): State<Guest>) -> Result<StatusCode, Failure> {
+    guest.arrived().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn output(
+    _caller: Caller,
+    State(guest): State<Guest>,
+    Path(sha256): Path<String>,
+) -> Result<Bytes, StatusCode> {
+    let piece = guest.output(sha256).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    piece.ok_or(StatusCode::NOT_FOUND)
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Workspace => StatusCode::CONFLICT,
             Self::Unknown => StatusCode::GONE,
+            Self::Files => StatusCode::FAILED_DEPENDENCY,
             Self::Newer { .. } | Self::Form | Self::Announced => StatusCode::BAD_REQUEST,
             Self::Archive(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Directory(_) | Self::Ended => StatusCode::INTERNAL_SERVER_ERROR,

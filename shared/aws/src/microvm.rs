@@ -9,9 +9,13 @@
 //! is laid out in the session's next machine. The daemon remembers the last call, so that a call whose
 //! answer was lost is asked for again and runs once.
 //!
+//! **Files.** What a session is given is sent once to each machine, with what it has put out before. What
+//! a call has put out is fetched piece by piece, and only what is not stored yet.
+//!
 //! **Limits.** Every call costs a bounded number of requests. Ingress and egress are always named.
 
 mod endpoint;
+mod files;
 mod machines;
 mod record;
 
@@ -41,15 +45,20 @@ use crate::{
     hands::{failed, sandbox_name},
 };
 
-/// Format of the daemon's messages.
+/// Format of the daemon's messages, and of an order with which something is given: a daemon of the first
+/// version refuses that.
 const FORMAT: u32 = 1;
+const FORMAT_GIVEN: u32 = 2;
 /// The largest answer of a call: a full `read`, every byte escaped as six.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// The largest packed workspace, as the daemon packs it at most.
 const ARCHIVE_BYTES_MAX: usize = 100 << 20;
 /// Sendings of one call, whatever comes back: once plainly, and for each remedy (token, wake, workspace,
-/// another machine) once more.
-const SENDINGS_MAX: usize = 6;
+/// files, another machine) once more.
+const SENDINGS_MAX: usize = 7;
+/// Told when outputs are there and cannot be stored.
+const OUTPUTS_FAILED: &str =
+    "\n[outputs: they could not be stored after this call; the next call tries again]";
 /// How often a machine is asked something while a call runs, so that the provider does not take it for
 /// idle.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
@@ -126,6 +135,10 @@ struct Order<'a> {
     call: Call<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     workspace: Option<&'a BlobRef>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outputs: Option<&'a BlobRef>,
     repeated: bool,
 }
 
@@ -142,6 +155,8 @@ struct Answer {
     reply: Reply,
     #[serde(default)]
     workspace: Option<BlobRef>,
+    #[serde(default)]
+    outputs: Option<BlobRef>,
 }
 
 #[derive(Deserialize)]
@@ -157,6 +172,7 @@ struct Course {
     sent_to: Option<String>,
     token_renewed: bool,
     laid: bool,
+    given: bool,
     looked: usize,
 }
 
@@ -185,6 +201,12 @@ impl Hands for MicroVmHands {
                 Said::Guest(StatusCode::CONFLICT, _) if !course.laid => {
                     course.laid = true;
                     if let Some(refusal) = self.lay(order, &now, &machine).await? {
+                        return Ok(refusal);
+                    }
+                }
+                Said::Guest(StatusCode::FAILED_DEPENDENCY, _) if !course.given => {
+                    course.given = true;
+                    if let Some(refusal) = self.give(order, &now, &machine).await? {
                         return Ok(refusal);
                     }
                 }
@@ -228,6 +250,19 @@ impl Hands for MicroVmHands {
         stored.remove(self.documents.as_ref()).await?;
         self.end(stored.record.machine.as_ref()).await
     }
+}
+
+/// The workspace's place at the daemon.
+const WORKSPACE: &str = "/v1/workspace";
+
+/// Bytes to the daemon, or from it.
+struct Transfer<'a> {
+    method: Method,
+    path: &'a str,
+    sha256: Option<&'a str>,
+    body: Bytes,
+    /// Of the answer.
+    bytes_max: usize,
 }
 
 /// Whether a request reached the daemon.
@@ -343,7 +378,10 @@ impl MicroVmHands {
         };
         let repeated = course.sent_to.is_some();
         let workspace = workspace_before(order);
-        let message = Order { v: FORMAT, call, workspace, repeated };
+        let given = files::name(&order.given);
+        let v = if given.is_some() { FORMAT_GIVEN } else { FORMAT };
+        let outputs = order.outputs.as_ref();
+        let message = Order { v, call, workspace, given, outputs, repeated };
         let body = serde_json::to_vec(&message).map_err(|error| unavailable(&error.to_string()))?;
         let time = Duration::from_millis(order.timeout_ms.saturating_add(self.config.overhead_ms));
         let token = self.token(&machine.id).await?;
@@ -429,8 +467,14 @@ impl MicroVmHands {
             },
         };
         let sha256 = BlobRef::of(&archive).sha256;
-        let said = self.transfer(stored, machine, Method::PUT, Some(&sha256), archive).await?;
-        match said {
+        let transfer = Transfer {
+            method: Method::PUT,
+            path: WORKSPACE,
+            sha256: Some(&sha256),
+            body: archive,
+            bytes_max: ARCHIVE_BYTES_MAX,
+        };
+        match self.transfer(stored, machine, transfer).await? {
             Said::Guest(status, _) if status.is_success() => Ok(None),
             Said::Guest(status, body) => {
                 let text = String::from_utf8_lossy(&body[..body.len().min(500)]).into_owned();
@@ -451,8 +495,14 @@ impl MicroVmHands {
         machine: &Machine,
         answer: Answer,
     ) -> Result<ToolReply, HandsError> {
-        let Answer { reply: Reply { text, is_error }, workspace: named } = answer;
+        let Answer { reply: Reply { text, is_error }, workspace: named, outputs } = answer;
         let mut reply = ToolReply { text, is_error, ..ToolReply::default() };
+        if let Some(outputs) = outputs {
+            match self.take_outputs(order, stored, machine, &outputs).await {
+                true => reply.report.outputs = Some(outputs),
+                false => reply.text.push_str(OUTPUTS_FAILED),
+            }
+        }
         if named.as_ref() == workspace_before(order) {
             return Ok(reply);
         }
@@ -483,8 +533,14 @@ impl MicroVmHands {
         named: &BlobRef,
     ) -> Result<Option<Bytes>, HandsError> {
         for _ in 0..2 {
-            let said = self.transfer(stored, machine, Method::GET, None, Bytes::new()).await?;
-            match said {
+            let transfer = Transfer {
+                method: Method::GET,
+                path: WORKSPACE,
+                sha256: None,
+                body: Bytes::new(),
+                bytes_max: ARCHIVE_BYTES_MAX,
+            };
+            match self.transfer(stored, machine, transfer).await? {
                 Said::Guest(StatusCode::OK, archive) if BlobRef::of(&archive) == *named => {
                     return Ok(Some(archive));
                 }
@@ -499,10 +555,9 @@ impl MicroVmHands {
         &self,
         stored: &Stored,
         machine: &Machine,
-        method: Method,
-        sha256: Option<&str>,
-        body: Bytes,
+        transfer: Transfer<'_>,
     ) -> Result<Said, HandsError> {
+        let Transfer { method, path, sha256, body, bytes_max } = transfer;
         let token = self.token(&machine.id).await?;
         let ask = Ask {
             endpoint: &machine.endpoint,
@@ -510,10 +565,10 @@ impl MicroVmHands {
             token: &token,
             secret: &stored.record.secret,
             method,
-            path: "/v1/workspace",
+            path,
             sha256,
             body,
-            answer_bytes_max: ARCHIVE_BYTES_MAX,
+            answer_bytes_max: bytes_max,
             time: Duration::from_millis(self.config.overhead_ms),
         };
         Ok(self.endpoint.ask(ask).await)

@@ -10,7 +10,9 @@ use thiserror::Error;
 use crate::{
     agent::SkillSpec,
     ids::{BlobRef, UnixMs},
-    limits::files::PATH_BYTES_MAX,
+    limits::files::{
+        BYTES_MAX, CHUNK_BYTES, FILE_BYTES_MAX, FILES_MAX, LEFT_OUT_NAMED_MAX, PATH_BYTES_MAX,
+    },
 };
 
 /// Format of manifests; a newer one is left for newer code.
@@ -18,6 +20,9 @@ pub const MANIFEST_FORMAT: u32 = 1;
 
 /// Where sandboxes see skills, each in a directory of its name.
 pub const SKILLS_DIRECTORY: &str = "/skills";
+
+/// Where sandboxes leave files for people: the API reference's own place.
+pub const OUTPUTS_DIRECTORY: &str = "/mnt/session/outputs";
 
 /// Where sandboxes see the files that sessions are given, unless a session says another place.
 pub const UPLOADS_DIRECTORY: &str = "/mnt/session/uploads";
@@ -182,6 +187,70 @@ impl Manifest {
         self.left_out_more.saturating_add(self.left_out.len() as u64)
     }
 
+    /// One line for the model about what is missing.
+    pub fn notice(&self) -> Option<String> {
+        /// Entries that it is told one by one.
+        const TOLD_MAX: usize = 3;
+        let count = self.left_out_count();
+        if count == 0 {
+            return None;
+        }
+        let told = self.left_out.iter().take(TOLD_MAX);
+        let mut told: Vec<String> =
+            told.map(|LeftOut { path, why }| format!("{path} ({why})")).collect();
+        if count > told.len() as u64 {
+            told.push("…".to_owned());
+        }
+        let noun = if count == 1 { "entry" } else { "entries" };
+        let told = told.join(", ");
+        Some(format!("[outputs: {count} {noun} of {OUTPUTS_DIRECTORY} left out: {told}]"))
+    }
+
+    /// Says what is wrong with a manifest that came from a sandbox, if anything is: each is within the
+    /// limits of a collection, and its paths are plain, in order and named once.
+    ///
+    /// # Errors
+    /// One sentence for a log.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.files.len() > FILES_MAX {
+            return Err("it names too many files");
+        }
+        if self.left_out.len() > LEFT_OUT_NAMED_MAX {
+            return Err("it names too much that was left out");
+        }
+        // Escaped, a path of odd bytes grows.
+        let long = |left: &LeftOut| left.path.len() > 8 * PATH_BYTES_MAX || left.why.len() > 1_024;
+        if self.left_out.iter().any(long) {
+            return Err("what was left out has too long a name or reason");
+        }
+        if !self.files.windows(2).all(|pair| pair[0].path < pair[1].path) {
+            return Err("its paths are not in order, or one is named twice");
+        }
+        let mut bytes = 0_u64;
+        for OutputFile { path, content, .. } in &self.files {
+            let plain = |name: &str| {
+                !name.is_empty() && name != "." && name != ".." && !name.contains('\0')
+            };
+            if path.len() > PATH_BYTES_MAX || !path.split('/').all(plain) {
+                return Err("a path is not plain");
+            }
+            let pieces = content.chunks.iter().map(|chunk| chunk.bytes);
+            let whole = pieces.clone().try_fold(0_u64, u64::checked_add);
+            let count = content.size_bytes.div_ceil(CHUNK_BYTES as u64);
+            if whole != Some(content.size_bytes)
+                || pieces.max() > Some(CHUNK_BYTES as u64)
+                || content.chunks.len() as u64 != count
+            {
+                return Err("a file's pieces do not make up its size");
+            }
+            bytes = bytes.saturating_add(content.size_bytes);
+            if content.size_bytes > FILE_BYTES_MAX || bytes > BYTES_MAX {
+                return Err("its files are too large");
+            }
+        }
+        Ok(())
+    }
+
     /// The stored form.
     ///
     /// # Errors
@@ -223,6 +292,33 @@ mod tests {
         let empty = br#"{"v":1,"files":[]}"#;
         assert_eq!(Manifest::decode(empty).unwrap(), Manifest::empty());
         assert_eq!(Manifest::empty().encode().unwrap(), empty);
+    }
+
+    #[test]
+    fn a_manifest_from_a_sandbox_is_checked() {
+        let sound = Manifest::decode(V1.as_bytes()).unwrap();
+        assert_eq!(sound.check(), Ok(()));
+        type Spoil = fn(&mut Manifest);
+        let wrong: [(&str, Spoil); 8] = [
+            ("twice", |m| m.files.push(m.files[1].clone())),
+            ("order", |m| m.files.swap(0, 1)),
+            ("up", |m| m.files[0].path = "../a".into()),
+            ("absolute", |m| m.files[0].path = "/a".into()),
+            ("size", |m| m.files[0].content.size_bytes += 1),
+            ("overflow", |m| m.files[0].content.chunks[0].bytes = u64::MAX),
+            ("large", |m| {
+                let content = &mut m.files[0].content;
+                content.chunks = vec![content.chunks[0].clone(); 65];
+                content.chunks.iter_mut().for_each(|chunk| chunk.bytes = CHUNK_BYTES as u64);
+                content.size_bytes = 65 * CHUNK_BYTES as u64;
+            }),
+            ("left out", |m| m.left_out[0].why = "x".repeat(5_000)),
+        ];
+        for (what, spoil) in wrong {
+            let mut manifest = sound.clone();
+            spoil(&mut manifest);
+            assert!(manifest.check().is_err(), "{what}");
+        }
     }
 
     #[test]

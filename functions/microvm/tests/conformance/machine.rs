@@ -23,6 +23,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use tempfile::TempDir;
 use tokio::{
     net::{TcpListener, TcpStream},
     process::{Child, Command},
@@ -52,13 +53,17 @@ pub(crate) struct Machine {
 struct Daemon {
     child: Child,
     address: SocketAddr,
+    /// Where its absolute paths begin.
+    _root: TempDir,
 }
 
 impl Daemon {
     async fn start(payload: &str) -> Self {
         let address = address();
+        let root = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_microvm"))
             .arg(address.to_string())
+            .arg(root.path())
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("AWS_SECRET_ACCESS_KEY", "CANARY-SECRET")
@@ -78,7 +83,7 @@ impl Daemon {
         let request = hyper::Request::post(hook).body(Body::from(body.to_string())).unwrap();
         let answer = client().request(request).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK, "the daemon takes its start");
-        Self { child, address }
+        Self { child, address, _root: root }
     }
 
     fn kill(&mut self) {
@@ -89,7 +94,9 @@ impl Daemon {
                 .status();
         }
         if let Some(pid) = self.child.id() {
-            let _ = std::fs::remove_dir_all(format!("/tmp/workspace-{pid}"));
+            for name in ["workspace", "outputs"] {
+                let _ = std::fs::remove_dir_all(format!("/tmp/{name}-{pid}"));
+            }
         }
     }
 }

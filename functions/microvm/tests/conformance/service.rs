@@ -40,6 +40,8 @@ pub(crate) struct Service {
     documents: Arc<MemoryDocuments>,
     requests: AtomicUsize,
     faults: Mutex<Vec<String>>,
+    /// Requests at endpoints that no fault meets yet.
+    spared: AtomicUsize,
     machines: Mutex<Vec<Arc<Machine>>>,
     /// One machine is made at a time, so that one token makes one machine.
     making: AsyncMutex<()>,
@@ -53,6 +55,7 @@ impl Service {
             documents,
             requests: AtomicUsize::new(0),
             faults: Mutex::default(),
+            spared: AtomicUsize::new(0),
             machines: Mutex::default(),
             making: AsyncMutex::default(),
         });
@@ -91,7 +94,22 @@ impl Service {
         next.then(|| faults.remove(0))
     }
 
+    /// The fault meets the request at an endpoint that comes after so many others.
+    pub(crate) fn inject_after(&self, requests: usize, fault: &str) {
+        self.spared.store(requests, Ordering::Relaxed);
+        self.inject(fault);
+    }
+
+    /// Takes back what no request has met.
+    pub(crate) fn forget_faults(&self) {
+        self.faults.lock().unwrap().clear();
+    }
+
     pub(crate) fn fault_at_endpoint(&self) -> Option<String> {
+        let less = |spared: usize| spared.checked_sub(1);
+        if self.spared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return None;
+        }
         self.fault(|fault| {
             let elsewhere = ["create", "token reply", "end denied", "list denied"];
             fault != "resume" && !elsewhere.iter().any(|start| fault.starts_with(start))

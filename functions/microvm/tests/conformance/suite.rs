@@ -2,6 +2,7 @@
 //! and a proxy of our own that speak the service's protocol, called by the real client over HTTP.
 #![allow(clippy::unwrap_used, reason = "tests and what they share")]
 
+mod files;
 mod machine;
 mod service;
 mod sweep;
@@ -55,6 +56,14 @@ const fn fault(name: &'static str, ending: Ending, requests_max: usize, again: A
 }
 
 async fn subject() -> (Subject, Arc<MicroVmHands>, Arc<Service>) {
+    // A stalled reply is waited for as long as the call may take, and this.
+    subject_over(Arc::new(MemoryBlobs::default()), 1_000).await
+}
+
+async fn subject_over(
+    blobs: Arc<MemoryBlobs>,
+    overhead_ms: u64,
+) -> (Subject, Arc<MicroVmHands>, Arc<Service>) {
     let outside = tempfile::tempdir().unwrap();
     let documents = Arc::new(MemoryDocuments::default());
     let service = Service::start(documents.clone()).await;
@@ -66,11 +75,9 @@ async fn subject() -> (Subject, Arc<MicroVmHands>, Arc<Service>) {
         .http_client(aws_smithy_http_client::Builder::new().build_http());
     let client = aws_sdk_lambdamicrovms::Client::from_conf(config.build());
     let config = MicroVmConfig {
-        // A stalled reply is waited for as long as the call may take, and this.
-        overhead_ms: 1_000,
+        overhead_ms,
         ..MicroVmConfig::new(IMAGE, vec![INGRESS.to_owned()], vec![EGRESS.to_owned()])
     };
-    let blobs = Arc::new(MemoryBlobs::default());
     let hands = Arc::new(MicroVmHands::new(client, config, blobs, documents));
     let here = fs::canonicalize(outside.path()).unwrap();
     let subject = Subject {

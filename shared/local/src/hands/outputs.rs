@@ -1,5 +1,5 @@
 //! What sessions leave for people: a directory of the session's folder that its sandboxes see as
-//! [`OUTPUTS`], collected after each call into blobs and a manifest.
+//! [`OUTPUTS_DIRECTORY`], collected after each call into blobs and a manifest.
 
 use std::{
     fs, io,
@@ -12,11 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tailstep_core::{
-    files::{LeftOut, Manifest},
-    ids::BlobRef,
-    limits::files::STORED_BYTES_MAX,
-};
+use tailstep_core::{files::OUTPUTS_DIRECTORY, ids::BlobRef, limits::files::STORED_BYTES_MAX};
 use tailstep_runtime::ports::Blobs;
 use tailstep_sandbox::{
     Access, Mount,
@@ -25,12 +21,6 @@ use tailstep_sandbox::{
 use tokio::{runtime::Handle, task::spawn_blocking};
 
 use crate::files::make_private_dir;
-
-/// Where sandboxes see the directory: the API reference's own place for it.
-pub(super) const OUTPUTS: &str = "/mnt/session/outputs";
-
-/// Left-out entries that the model is told one by one.
-const TOLD_MAX: usize = 3;
 
 /// Format of [`Notes`]; others are thrown away.
 const NOTES_FORMAT: u32 = 1;
@@ -69,7 +59,7 @@ impl Outputs {
         make_private_dir(&self.directory)?;
         Ok(Mount {
             source: self.directory.clone(),
-            target: PathBuf::from(OUTPUTS),
+            target: PathBuf::from(OUTPUTS_DIRECTORY),
             access: Access::Owned,
         })
     }
@@ -124,7 +114,7 @@ impl Outputs {
         if new != old {
             self.write_notes(&new)?;
         }
-        Ok(stored.map(|blob| Changed { manifest: blob, notice: notice(&manifest) }))
+        Ok(stored.map(|blob| Changed { manifest: blob, notice: manifest.notice() }))
     }
 
     fn read_notes(&self) -> Notes {
@@ -151,24 +141,11 @@ impl Drop for Stop {
     }
 }
 
-fn notice(manifest: &Manifest) -> Option<String> {
-    let count = manifest.left_out_count();
-    if count == 0 {
-        return None;
-    }
-    let told = manifest.left_out.iter().take(TOLD_MAX);
-    let mut told: Vec<String> =
-        told.map(|LeftOut { path, why }| format!("{path} ({why})")).collect();
-    if count > told.len() as u64 {
-        told.push("…".to_owned());
-    }
-    let noun = if count == 1 { "entry" } else { "entries" };
-    Some(format!("[outputs: {count} {noun} of {OUTPUTS} left out: {}]", told.join(", ")))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use tailstep_core::files::Manifest;
 
     use super::*;
 
