@@ -93,7 +93,7 @@ impl Arriving {
 /// Makes an empty directory of whatever is there.
 pub(crate) fn empty(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => fs::create_dir_all(directory),
     }
 }
