@@ -109,6 +109,13 @@ fn what_is_asked_for_wrongly_is_refused_with_its_name() {
     fails(&["--root", pipe.to_str().unwrap(), "--", "true"], 125, "neither a directory nor a file");
     fails(&["--root", "/dev/zero", "--", "true"], 125, "neither a directory nor a file");
     fails(&["--env", "=x", "--", "true"], 2, "NAME=VALUE");
+    for option in ["--env", "--allow"] {
+        let odd = OsStr::from_bytes(b"A=\xff");
+        let mut command = Built::get().command();
+        command.args(["sandbox", "run", option]).arg(odd).args(["--", "true"]);
+        let said = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
+        assert!(said.contains(option) && said.contains("not UTF-8"), "{said}");
+    }
     fails(&["--net", "all", "--", "true"], 2, "none or proxy");
     fails(&["--allow", "a.test", "--", "true"], 125, "--net proxy");
     fails(&["--net", "proxy", "--allow", "http://a.test", "--", "true"], 2, "without a scheme");

@@ -57,7 +57,7 @@ pub(crate) struct Args {
 
     /// Let requests to this host through the proxy; `*.example.com` means all names below it. Refused
     /// requests are named on standard error
-    #[arg(long = "allow", value_name = "HOST[:PORT]", value_parser = rule)]
+    #[arg(long = "allow", value_name = "HOST[:PORT]", value_parser = OsStringValueParser::new().try_map(|given| rule(text(&given)?)))]
     pub(super) allowed: Vec<EgressRule>,
 
     /// End the sandbox after this time
@@ -77,7 +77,7 @@ pub(crate) struct Args {
     disk_mb: u64,
 
     /// Set a variable inside; nothing of this process's environment goes in by itself
-    #[arg(long = "env", value_name = "K=V", value_parser = variable)]
+    #[arg(long = "env", value_name = "K=V", value_parser = OsStringValueParser::new().try_map(|given| variable(text(&given)?)))]
     variables: Vec<(String, String)>,
 
     /// Refuse to run unless every wall stands, control groups and landlock included
@@ -244,6 +244,11 @@ fn network(text: &str) -> anyhow::Result<Network> {
         "proxy" => Ok(Network::Proxy),
         _ => bail!("it is none or proxy"),
     }
+}
+
+/// Named by the option that it is of, which the parser of texts does not do.
+fn text(given: &OsStr) -> anyhow::Result<&str> {
+    given.to_str().ok_or_else(|| anyhow!("it is not UTF-8"))
 }
 
 fn variable(text: &str) -> anyhow::Result<(String, String)> {

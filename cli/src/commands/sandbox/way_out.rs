@@ -54,7 +54,12 @@ impl WayOut {
         for decision in decisions.iter().filter(|decision| everything || !decision.allowed) {
             let word = if decision.allowed { "allowed" } else { "refused" };
             let host = decision.host.escape_debug();
-            eprintln!("tailstep: {word} {host}:{}: {}", decision.port, decision.why);
+            if decision.host.is_empty() {
+                // What was sent names nobody.
+                eprintln!("tailstep: {word}: {}", decision.why);
+            } else {
+                eprintln!("tailstep: {word} {host}:{}: {}", decision.port, decision.why);
+            }
         }
         if dropped > 0 {
             eprintln!("tailstep: and {dropped} more requests");
