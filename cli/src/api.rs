@@ -41,6 +41,20 @@ impl Api {
         self.call(Method::POST, path, Body::from(body.to_string())).await
     }
 
+    /// A form, whose type says what parts it.
+    pub(crate) async fn post_form(
+        &self,
+        path: &str,
+        content_type: &str,
+        body: Body,
+    ) -> anyhow::Result<Value> {
+        json(self.request(Method::POST, path, content_type, body).await?).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        self.call(Method::DELETE, path, Body::empty()).await
+    }
+
     /// Every item of a list, page after page.
     pub(crate) async fn list(&self, path: &str) -> anyhow::Result<Vec<Value>> {
         let joint = if path.contains('?') { '&' } else { '?' };
@@ -72,16 +86,24 @@ impl Api {
     }
 
     async fn call(&self, method: Method, path: &str, body: Body) -> anyhow::Result<Value> {
-        let answer = self.send(method, path, body).await?;
-        let bytes = to_bytes(answer.into_body(), ANSWER_BYTES_MAX).await?;
-        serde_json::from_slice(&bytes).context("the API answered something that is not JSON")
+        json(self.send(method, path, body).await?).await
     }
 
     async fn send(&self, method: Method, path: &str, body: Body) -> anyhow::Result<Response<Body>> {
+        self.request(method, path, "application/json", body).await
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: Body,
+    ) -> anyhow::Result<Response<Body>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_TYPE, content_type)
             .body(body)?;
         let answer = match self.router.clone().oneshot(request).await {
             Ok(answer) => answer,
@@ -96,6 +118,11 @@ impl Api {
         let message = envelope["error"]["message"].as_str();
         Err(anyhow!("{}", message.map_or_else(|| status.to_string(), str::to_owned)))
     }
+}
+
+async fn json(answer: Response<Body>) -> anyhow::Result<Value> {
+    let bytes = to_bytes(answer.into_body(), ANSWER_BYTES_MAX).await?;
+    serde_json::from_slice(&bytes).context("the API answered something that is not JSON")
 }
 
 /// Events as they come.

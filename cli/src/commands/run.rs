@@ -1,6 +1,7 @@
 //! `tailstep run`: one session in this process, printed as it grows.
 
 mod agent;
+mod given;
 mod lend;
 mod outputs;
 mod turn;
@@ -8,9 +9,11 @@ mod turn;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde_json::{Value, json};
 
 use self::{
+    given::Wanted,
     lend::{BroughtBack, Lent},
     outputs::Outputs,
     turn::{Ended, follow_turn},
@@ -64,6 +67,10 @@ pub(crate) struct Args {
     /// Go on with this session; without TASK, finish its turn and show what it changed and put out
     #[arg(long, value_name = "SESSION")]
     resume: Option<String>,
+
+    /// File that the agent sees, read-only, in /mnt/session/uploads or where TARGET says
+    #[arg(long = "file", value_name = "PATH[:TARGET]", conflicts_with = "resume", value_parser = OsStringValueParser::new().try_map(|text| given::wanted(&text)))]
+    files: Vec<Wanted>,
 
     /// Folder for what the agent leaves in /mnt/session/outputs; files that are there are not overwritten
     #[arg(long, value_name = "DIR")]
@@ -159,9 +166,14 @@ async fn create(api: &Api, agent: &Value, args: &Args) -> anyhow::Result<String>
     })?;
     let environment = api.post("/v1/environments", &environment(&args.allowed)).await?;
     let (agent, environment) = (id_of(&made)?, id_of(&environment)?);
+    let resources = given::upload(api, &args.files).await?;
     let title: String = args.task.as_deref().unwrap_or_default().chars().take(100).collect();
-    let session = json!({ "agent": agent, "environment_id": environment, "title": title });
-    let session = api.post("/v1/sessions", &session).await?;
+    let session = json!({
+        "agent": agent, "environment_id": environment, "title": title, "resources": resources,
+    });
+    let session = api.post("/v1/sessions", &session).await;
+    given::forget(api, &resources).await?;
+    let session = session?;
     api.post(&format!("/v1/agents/{agent}/archive"), &json!({})).await?;
     api.post(&format!("/v1/environments/{environment}/archive"), &json!({})).await?;
     Ok(id_of(&session)?.to_owned())

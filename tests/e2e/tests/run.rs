@@ -194,6 +194,32 @@ fn a_session_goes_on_with_its_workspace() {
 }
 
 #[test]
+fn files_are_seen_inside_and_nothing_of_them_stays_listed() {
+    let desk = Desk::new(&[]);
+    let large: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    fs::write(desk.folder.path().join("large.bin"), &large).unwrap();
+    fs::write(desk.folder.path().join("a \"b\"\n"), "odd").unwrap();
+    let look = "sha256sum < /mnt/session/uploads/large.bin; cat /data/odd; \
+                echo x > /data/odd || echo closed";
+    let say = format!("Use the bash tool to run exactly: {look}");
+    let file = ["--file", "large.bin", "--file", "a \"b\"\n:/data/odd"];
+    let ran = desk.run(&[&["run", "--model", "scripted/echo"], &file[..], &[&say]].concat());
+    let hash =
+        Command::new("sha256sum").arg(desk.folder.path().join("large.bin")).output().unwrap();
+    let hash = String::from_utf8(hash.stdout).unwrap();
+    ran.expect(0, &[hash.split_whitespace().next().unwrap(), "odd", "closed"], &[]);
+    for (wrong, said) in [
+        ("no/such", "cannot give the file no/such"),
+        ("project", "is not a regular file"),
+        ("large.bin:/usr/x", "--file"),
+        ("..", "names no file"),
+    ] {
+        let ran = desk.run(&["run", "--model", "scripted/echo", "--file", wrong, "go"]);
+        assert!(ran.code != Some(0) && ran.err.contains(said), "{wrong}: {}", ran.err);
+    }
+}
+
+#[test]
 fn outputs_come_into_a_folder_and_never_over_a_file() {
     let desk = Desk::new(&[]);
     let out = desk.folder.path().join("out");
