@@ -18,6 +18,7 @@ mod endpoint;
 mod files;
 mod machines;
 mod record;
+mod workspace;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -31,9 +32,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use tailstep_core::ids::{BlobRef, SessionKey, sha256_hex};
-use tailstep_runtime::ports::{
-    Blobs, BlobsError, Documents, Hands, HandsError, ToolOrder, ToolReply,
-};
+use tailstep_runtime::ports::{Blobs, Documents, Hands, HandsError, ToolOrder, ToolReply};
 
 use self::{
     endpoint::{Ask, Endpoint, Said},
@@ -51,8 +50,6 @@ const FORMAT: u32 = 1;
 const FORMAT_GIVEN: u32 = 2;
 /// The largest answer of a call: a full `read`, every byte escaped as six.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// The largest packed workspace, as the daemon packs it at most.
-const ARCHIVE_BYTES_MAX: usize = 100 << 20;
 /// Sendings of one call, whatever comes back: once plainly, and for each remedy (token, wake, workspace,
 /// files, another machine) once more.
 const SENDINGS_MAX: usize = 7;
@@ -252,9 +249,6 @@ impl Hands for MicroVmHands {
     }
 }
 
-/// The workspace's place at the daemon.
-const WORKSPACE: &str = "/v1/workspace";
-
 /// Bytes to the daemon, or from it.
 struct Transfer<'a> {
     method: Method,
@@ -377,7 +371,7 @@ impl MicroVmHands {
             timeout_ms: order.timeout_ms,
         };
         let repeated = course.sent_to.is_some();
-        let workspace = workspace_before(order);
+        let workspace = workspace::before(order);
         let given = files::name(&order.given);
         let v = if given.is_some() { FORMAT_GIVEN } else { FORMAT };
         let outputs = order.outputs.as_ref();
@@ -447,47 +441,6 @@ impl MicroVmHands {
         }
     }
 
-    /// Lays the saved workspace out in the machine. A refusal is the call's reply.
-    async fn lay(
-        &self,
-        order: &ToolOrder,
-        stored: &Stored,
-        machine: &Machine,
-    ) -> Result<Option<ToolReply>, HandsError> {
-        let archive = match &order.workspace {
-            None => Bytes::new(),
-            Some(blob) => match self.blobs.get(&order.key.tenant, blob).await {
-                Ok(archive) => archive,
-                Err(error @ (BlobsError::Missing { .. } | BlobsError::Corrupt { .. })) => {
-                    tracing::error!(session = %order.key, %error, "workspace is lost");
-                    let text = "the saved workspace is lost; the call did not run".to_owned();
-                    return Ok(Some(failed(text)));
-                }
-                Err(error) => return Err(unavailable(&error.to_string())),
-            },
-        };
-        let sha256 = BlobRef::of(&archive).sha256;
-        let transfer = Transfer {
-            method: Method::PUT,
-            path: WORKSPACE,
-            sha256: Some(&sha256),
-            body: archive,
-            bytes_max: ARCHIVE_BYTES_MAX,
-        };
-        match self.transfer(stored, machine, transfer).await? {
-            Said::Guest(status, _) if status.is_success() => Ok(None),
-            Said::Guest(status, body) => {
-                let text = String::from_utf8_lossy(&body[..body.len().min(500)]).into_owned();
-                let text = format!(
-                    "the saved workspace cannot be laid out, the call did not run ({status}): {text}"
-                );
-                Ok(Some(failed(text)))
-            }
-            Said::Token => Err(unavailable("the endpoint refuses the token")),
-            Said::Unreached(what) | Said::Broken(what) => Err(unavailable(&what)),
-        }
-    }
-
     async fn finish(
         &self,
         order: &ToolOrder,
@@ -503,7 +456,7 @@ impl MicroVmHands {
                 false => reply.text.push_str(OUTPUTS_FAILED),
             }
         }
-        if named.as_ref() == workspace_before(order) {
+        if named.as_ref() == workspace::before(order) {
             return Ok(reply);
         }
         let archive = match named {
@@ -523,32 +476,6 @@ impl MicroVmHands {
             saved.map_err(|error| lost(&format!("workspace could not be saved: {error}")))?;
         reply.workspace = Some(saved);
         Ok(reply)
-    }
-
-    /// The workspace that the machine has named; `None` when it is not to be had.
-    async fn fetch(
-        &self,
-        stored: &Stored,
-        machine: &Machine,
-        named: &BlobRef,
-    ) -> Result<Option<Bytes>, HandsError> {
-        for _ in 0..2 {
-            let transfer = Transfer {
-                method: Method::GET,
-                path: WORKSPACE,
-                sha256: None,
-                body: Bytes::new(),
-                bytes_max: ARCHIVE_BYTES_MAX,
-            };
-            match self.transfer(stored, machine, transfer).await? {
-                Said::Guest(StatusCode::OK, archive) if BlobRef::of(&archive) == *named => {
-                    return Ok(Some(archive));
-                }
-                Said::Token => self.forget_token(&machine.id),
-                Said::Guest(..) | Said::Unreached(_) | Said::Broken(_) => {}
-            }
-        }
-        Ok(None)
     }
 
     async fn transfer(
@@ -594,12 +521,6 @@ impl MicroVmHands {
         self.forget_token(id);
         self.machines().terminate(id).await
     }
-}
-
-/// The workspace as the daemon names it: an empty one has no name there, though it is a blob here, so
-/// that a log can say that a workspace was emptied.
-fn workspace_before(order: &ToolOrder) -> Option<&BlobRef> {
-    order.workspace.as_ref().filter(|blob| **blob != BlobRef::of(b""))
 }
 
 fn lost(what: &str) -> HandsError {
