@@ -113,6 +113,20 @@ async fn dropping_the_future_stops_the_call_and_keeps_the_sandbox() {
     );
 }
 
+/// Word to stop a call may be right behind it.
+#[tokio::test]
+async fn a_call_that_is_given_up_at_once_holds_up_no_other() {
+    let scene = start().await;
+    for round in 0..60 {
+        let call =
+            common::call(&format!("given up {round}"), "bash", json!({ "command": "sleep 600" }));
+        let wait = Duration::from_micros(round * 25);
+        assert!(tokio::time::timeout(wait, scene.sandbox.execute(call)).await.is_err());
+        let next = tokio::time::timeout(Duration::from_secs(20), scene.prints("echo next")).await;
+        assert_eq!(next.as_deref(), Ok("next\n"), "round {round}");
+    }
+}
+
 #[tokio::test]
 async fn a_call_delivered_twice_runs_once() {
     let scene = start().await;

@@ -1,9 +1,12 @@
 //! The job of most sandboxes: calls of the toolset, one after another, over the line.
+//!
+//! Two threads take turns: one listens, and when a call comes runs it itself, while the other one
+//! listens for word to stop it. Handing the call over instead would cost each call a wake-up.
 
 use std::{
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU32},
     thread,
 };
 
@@ -20,9 +23,9 @@ use crate::{
     wire::{self, Order, REPORT_BYTES_MAX, Report},
 };
 
-/// Reads orders until the line or the guard ends.
+/// Serves until the line or the guard ends.
 pub(super) fn serve(inside: Inside) {
-    let Inside { mut line, start, guard_alive, oom_events, .. } = inside;
+    let Inside { line, start, guard_alive, oom_events, .. } = inside;
     let reach = Reach::Namespace { shell: Arc::new(AtomicU32::new(0)) };
     let memory_bytes = start.limits.memory_bytes;
     let surroundings = Surroundings {
@@ -37,52 +40,84 @@ pub(super) fn serve(inside: Inside) {
     let Ok(toolset) = Toolset::open(surroundings) else { return };
     let Ok(answers) = line.try_clone() else { return };
     let stop = toolset.stop();
-    let (calls, queue) = mpsc::channel();
-    let worker = thread::Builder::new().name("tools".into());
-    if worker.spawn(move || work(toolset, &queue, &Mutex::new(answers))).is_err() {
-        return;
+    let worker = Worker { toolset, answers, stop: stop.clone() };
+    let listener = Listener { line, guard_alive, ends, reach, stop };
+    let shared = Arc::new((Mutex::new(listener), Mutex::new(worker)));
+    let other = Arc::clone(&shared);
+    let second = thread::Builder::new().name("tools".into());
+    if second.spawn(move || take_turns(&other.0, &other.1)).is_ok() {
+        take_turns(&shared.0, &shared.1);
     }
+}
+
+/// Never returns: the end of either thread is the end of the sandbox.
+fn take_turns(listener: &Mutex<Listener>, worker: &Mutex<Worker>) -> ! {
     loop {
-        let mut ready = [
-            PollFd::new(&line, PollFlags::IN),
-            PollFd::new(&guard_alive, PollFlags::IN),
-            PollFd::new(&ends, PollFlags::IN),
-        ];
-        match poll(&mut ready, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return,
-        }
-        let [line_ready, guard_ended, child_ended] = ready.map(|fd| !fd.revents().is_empty());
-        if guard_ended {
-            return;
-        }
-        if child_ended {
-            let _ = rustix::io::read(&ends, &mut [0u8; 1_024]);
-            reach.reap();
-        }
-        if line_ready && !obey(&mut line, &calls, &stop) {
-            return;
+        let Some(call) = lock(listener).next_call() else { sys::exit_now(1) };
+        // The other thread listens from here on.
+        lock(worker).run(&call);
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Listener {
+    line: UnixStream,
+    guard_alive: OwnedFd,
+    /// Readable when a child has ended.
+    ends: OwnedFd,
+    reach: Reach,
+    stop: Arc<Stop>,
+}
+
+impl Listener {
+    /// Reaps and cancels until a call comes; `None` when no more will.
+    fn next_call(&mut self) -> Option<Call> {
+        loop {
+            let mut ready = [
+                PollFd::new(&self.line, PollFlags::IN),
+                PollFd::new(&self.guard_alive, PollFlags::IN),
+                PollFd::new(&self.ends, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return None,
+            }
+            let [line_ready, guard_ended, child_ended] = ready.map(|fd| !fd.revents().is_empty());
+            if guard_ended {
+                return None;
+            }
+            if child_ended {
+                let _ = rustix::io::read(&self.ends, &mut [0u8; 1_024]);
+                self.reach.reap();
+            }
+            if line_ready {
+                match wire::read(&mut self.line, wire::ORDER_BYTES_MAX) {
+                    Ok(Order::Call(call)) => {
+                        // Before anybody else listens: word to stop it may be right behind.
+                        self.stop.begin(&call.call_id);
+                        return Some(call);
+                    }
+                    Ok(Order::Cancel { call_id }) => self.stop.call(&call_id),
+                    Err(_) => return None,
+                }
+            }
         }
     }
 }
 
-/// Takes one order; false when no more will come.
-fn obey(line: &mut UnixStream, calls: &mpsc::Sender<Call>, stop: &Stop) -> bool {
-    match wire::read(line, wire::ORDER_BYTES_MAX) {
-        Ok(Order::Call(call)) => calls.send(call).is_ok(),
-        Ok(Order::Cancel { call_id }) => {
-            stop.call(&call_id);
-            true
-        }
-        Err(_) => false,
-    }
+struct Worker {
+    toolset: Toolset,
+    answers: UnixStream,
+    stop: Arc<Stop>,
 }
 
-/// Runs the calls one after another.
-fn work(mut toolset: Toolset, queue: &mpsc::Receiver<Call>, answers: &Mutex<UnixStream>) {
-    while let Ok(call) = queue.recv() {
+impl Worker {
+    fn run(&mut self, call: &Call) {
         // A fault of our own costs one call, not the sandbox.
-        let outcome = catch_unwind(AssertUnwindSafe(|| toolset.run(&call)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.toolset.run(call)));
         let reply = outcome.unwrap_or_else(|_| Reply {
             call_id: call.call_id.clone(),
             text: "the tool failed inside; this is a fault of the sandbox".into(),
@@ -90,8 +125,9 @@ fn work(mut toolset: Toolset, queue: &mpsc::Receiver<Call>, answers: &Mutex<Unix
             truncated_bytes: 0,
             timed_out: false,
         });
-        let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if wire::write(&mut *answers, &Report::Reply(reply), REPORT_BYTES_MAX).is_err() {
+        // Before the answer, behind which the next call may be.
+        self.stop.end();
+        if wire::write(&mut self.answers, &Report::Reply(reply), REPORT_BYTES_MAX).is_err() {
             sys::exit_now(1);
         }
     }
