@@ -208,6 +208,9 @@ fn files_are_seen_inside_and_nothing_of_them_stays_listed() {
         Command::new("sha256sum").arg(desk.folder.path().join("large.bin")).output().unwrap();
     let hash = String::from_utf8(hash.stdout).unwrap();
     ran.expect(0, &[hash.split_whitespace().next().unwrap(), "odd", "closed"], &[]);
+    let twice =
+        ["run", "--model", "scripted/echo", "--file", "large.bin", "--file", "large.bin", "go"];
+    desk.run(&twice).expect(1, &[], &["two --file would be at /mnt/session/uploads/large.bin"]);
     for (wrong, said) in [
         ("no/such", "cannot give the file no/such"),
         ("project", "is not a regular file"),

@@ -51,7 +51,10 @@ pub(super) fn wanted(text: &OsStr) -> anyhow::Result<Wanted> {
 /// Uploads the files; answers what a session names them by, and their ids.
 pub(super) async fn upload(api: &Api, files: &[Wanted]) -> anyhow::Result<Vec<Value>> {
     let mut resources = Vec::new();
-    for Wanted { source, target } in files {
+    for (index, Wanted { source, target }) in files.iter().enumerate() {
+        if files[..index].iter().any(|other| other.target == *target) {
+            bail!("two --file would be at {target}; say `:/another/place` behind one of them");
+        }
         let made = one(api, source).await;
         let made = made.with_context(|| format!("cannot give the file {}", source.display()))?;
         resources.push(json!({ "type": "file", "file_id": made["id"], "mount_path": target }));
