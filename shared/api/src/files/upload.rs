@@ -129,7 +129,9 @@ async fn read_file(
     mut part: Field<'_>,
     bytes_max: u64,
 ) -> Result<(String, String, FileContent), ApiError> {
-    let filename = part.file_name().unwrap_or_default().to_owned();
+    let filename = part.file_name().map(str::to_owned);
+    let filename = filename
+        .ok_or_else(|| ApiError::invalid("file: its filename is missing, or is not UTF-8"))?;
     check_name(&filename, "file: its filename", FILENAME_CHARS_MAX)?;
     if filename.chars().any(|c| c.is_control() || c == '/' || c == '\\') {
         return Err(ApiError::invalid(

@@ -103,7 +103,9 @@ impl<'a> Parts<'a> {
     }
 
     async fn file(&mut self, mut part: Field<'_>) -> Result<(), ApiError> {
-        let path = part.file_name().unwrap_or_default().to_owned();
+        let path = part.file_name().map(str::to_owned);
+        let path = path
+            .ok_or_else(|| ApiError::invalid("files[]: a filename is missing, or is not UTF-8"))?;
         check_path(&path)?;
         if self.files.len() >= FILES_MAX {
             let what = format!("files[]: more than {FILES_MAX} files");
