@@ -124,6 +124,19 @@ impl Fields {
     }
 }
 
+/// The filename of a form's part; `field` is what errors call it.
+pub(crate) fn filename(
+    part: &multer::Field<'_>,
+    field: &str,
+    chars_max: usize,
+) -> Result<String, ApiError> {
+    let Some(name) = part.file_name() else {
+        return Err(ApiError::invalid(format!("{field} is missing, or is not UTF-8")));
+    };
+    check_name(name, field, chars_max)?;
+    Ok(name.to_owned())
+}
+
 /// At least one visible character and at most `chars_max`.
 pub(crate) fn check_name(name: &str, field: &str, chars_max: usize) -> Result<(), ApiError> {
     if name.trim().is_empty() {

@@ -17,7 +17,7 @@ use crate::{
     auth::Caller,
     edge::{Answer, json as answer},
     error::ApiError,
-    fields::check_name,
+    fields,
     repeat::Creation,
     store::{self, Stored},
 };
@@ -129,10 +129,7 @@ async fn read_file(
     mut part: Field<'_>,
     bytes_max: u64,
 ) -> Result<(String, String, FileContent), ApiError> {
-    let filename = part.file_name().map(str::to_owned);
-    let filename = filename
-        .ok_or_else(|| ApiError::invalid("file: its filename is missing, or is not UTF-8"))?;
-    check_name(&filename, "file: its filename", FILENAME_CHARS_MAX)?;
+    let filename = fields::filename(&part, "file: its filename", FILENAME_CHARS_MAX)?;
     if filename.chars().any(|c| c.is_control() || c == '/' || c == '\\') {
         return Err(ApiError::invalid(
             "file: its filename must not hold /, \\ or control characters",

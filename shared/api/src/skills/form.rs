@@ -13,7 +13,7 @@ use crate::{
     Api,
     auth::Caller,
     error::ApiError,
-    fields::{check_length, check_name},
+    fields::{self, check_length},
 };
 
 /// All files of one skill: instructions, scripts and templates, not data sets.
@@ -103,9 +103,7 @@ impl<'a> Parts<'a> {
     }
 
     async fn file(&mut self, mut part: Field<'_>) -> Result<(), ApiError> {
-        let path = part.file_name().map(str::to_owned);
-        let path = path
-            .ok_or_else(|| ApiError::invalid("files[]: a filename is missing, or is not UTF-8"))?;
+        let path = fields::filename(&part, "files[]: a filename", PATH_BYTES_MAX)?;
         check_path(&path)?;
         if self.files.len() >= FILES_MAX {
             let what = format!("files[]: more than {FILES_MAX} files");
@@ -189,7 +187,6 @@ impl<'a> Parts<'a> {
 
 /// A directory and what is in it, in plain names.
 fn check_path(path: &str) -> Result<(), ApiError> {
-    check_name(path, "files[]: a filename", PATH_BYTES_MAX)?;
     let plain = |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() < 256;
     let names: Vec<&str> = path.split('/').collect();
     if names.len() < 2

@@ -117,6 +117,10 @@ async fn a_form_is_read_strictly() {
         let said = send(&bench, parts).await.error(400, "invalid_request_error");
         assert!(said.contains(says), "{said}");
     }
+    let latin1 = form(&[("name=\"file\"; filename=\"?\"", None, b"x")]);
+    let latin1: Vec<u8> = latin1.iter().map(|&b| if b == b'?' { 0xe9 } else { b }).collect();
+    let said = bench.send_raw(post(KEY, &[], Body::from(latin1))).await;
+    assert!(said.error(400, "invalid_request_error").contains("is not UTF-8"));
     let whole = form(&[file]);
     let cut = Body::from(whole[..whole.len() - 8].to_vec());
     bench.send_raw(post(KEY, &[], cut)).await.error(400, "invalid_request_error");

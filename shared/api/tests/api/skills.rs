@@ -110,6 +110,8 @@ async fn wrong_skills_are_refused_and_nothing_is_made() {
         (&[md, ("other/x", "")], "files[]: all files must lie in one top directory"),
         (&[md, md], "files[]: a path is given twice"),
         (&[md, ("pdf/a", ""), ("pdf/a/b", "")], "files[]: a path is given twice"),
+        (&[md, ("=files[]", "x")], "files[]: a filename is missing, or is not UTF-8"),
+        (&[md, ("", "x")], "files[]: a filename: must not be blank"),
         (&[("SKILL.md", SKILL_MD)], "files[]: a filename must be a path"),
         (&[md, ("pdf/../x", "")], "files[]: a filename must be a path"),
         (&[md, ("/pdf/x", "")], "files[]: a filename must be a path"),
