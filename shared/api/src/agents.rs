@@ -19,7 +19,7 @@ pub(crate) use self::body::snapshot;
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, Id, json, read_body},
+    edge::{Answer, Id, NoFields, json, read_body},
     error::ApiError,
     fields::Fields,
     metadata::Metadata,
@@ -130,6 +130,7 @@ pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
+    _: NoFields,
 ) -> Answer {
     json(&body::agent(&write::archive(&api, &caller, &id).await?))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     body::{Body, Bytes, to_bytes},
-    extract::{FromRequestParts, Path, Request, State},
+    extract::{FromRequest, FromRequestParts, Path, Request, State},
     http::{HeaderValue, Method, Uri, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -14,7 +14,7 @@ use tailstep_core::limits::input::BODY_BYTES_MAX;
 use tailstep_runtime::ids::new_id;
 use tracing::Instrument;
 
-use crate::{Api, error::ApiError};
+use crate::{Api, error::ApiError, fields::Fields};
 
 /// What handlers answer.
 pub(crate) type Answer = Result<Response, ApiError>;
@@ -101,6 +101,19 @@ pub(crate) async fn wrong_method(_method: Method, _uri: Uri) -> ApiError {
 pub(crate) async fn read_body(body: Body) -> Result<Bytes, ApiError> {
     // A body that breaks off is answered in the same way; nobody is left to read that answer.
     to_bytes(body, BODY_BYTES_MAX).await.map_err(|_| ApiError::body_too_large())
+}
+
+/// A request whose route takes no fields: they must not be ignored.
+pub(crate) struct NoFields;
+
+impl<S: Send + Sync> FromRequest<S> for NoFields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
+        let body = read_body(request.into_body()).await?;
+        Fields::of_optional_body(&body)?.finish()?;
+        Ok(Self)
+    }
 }
 
 /// A 200 with `value` as JSON.

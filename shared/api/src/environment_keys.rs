@@ -71,7 +71,7 @@ pub(crate) async fn create(
 ) -> Answer {
     let body = read_body(request.into_body()).await?;
     check_environment(&api, &caller, &environment).await?;
-    let mut fields = Fields::of_body(if body.is_empty() { b"{}" } else { &body })?;
+    let mut fields = Fields::of_optional_body(&body)?;
     let name = fields.text("name")?.unwrap_or_else(|| "worker".to_owned());
     check_name(&name, "name", NAME_CHARS_MAX)?;
     fields.finish()?;

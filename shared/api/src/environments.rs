@@ -24,7 +24,7 @@ use self::networking::Network;
 use crate::{
     Api, HandsFeatures,
     auth::Caller,
-    edge::{Answer, Id, json as answer, read_body},
+    edge::{Answer, Id, NoFields, json as answer, read_body},
     error::ApiError,
     fields::{Fields, check_length, check_name},
     metadata::{EmptyValue, Metadata, patched},
@@ -167,6 +167,7 @@ pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
+    _: NoFields,
 ) -> Answer {
     let now_ms = api.now_ms();
     let change = |environment: &Environment| {

@@ -27,6 +27,11 @@ impl Fields {
         }
     }
 
+    /// The body of a request that may do without one.
+    pub(crate) fn of_optional_body(body: &[u8]) -> Result<Self, ApiError> {
+        Self::of_body(if body.is_empty() { b"{}" } else { body })
+    }
+
     /// A value inside the body, which stands at `path`.
     pub(crate) fn of(value: Value, path: impl Into<String>) -> Result<Self, ApiError> {
         let path = path.into();
@@ -114,7 +119,7 @@ impl Fields {
     /// Refuses what was not asked for.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         let Some(field) = self.map.keys().next() else { return Ok(()) };
-        let allowed = self.asked.join(", ");
+        let allowed = if self.asked.is_empty() { "none".into() } else { self.asked.join(", ") };
         // A field name is the client's text: only a short one is repeated.
         let shown: String = field.chars().filter(|c| !c.is_control()).take(64).collect();
         Err(ApiError::invalid(format!(

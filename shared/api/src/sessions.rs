@@ -31,7 +31,7 @@ pub(crate) use self::{body::usage, firsts::Firsts, list::list};
 use crate::{
     Api, agents,
     auth::Caller,
-    edge::{Answer, Id, json as answer, read_body},
+    edge::{Answer, Id, NoFields, json as answer, read_body},
     environments,
     error::ApiError,
     fields::Fields,
@@ -153,6 +153,7 @@ pub(crate) async fn archive(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
+    _: NoFields,
 ) -> Answer {
     let loaded = visible(&api, &caller, &id).await?;
     let session = ingress::archive(&api.app.runtime, &loaded.key).await?;

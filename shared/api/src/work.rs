@@ -24,7 +24,7 @@ pub(crate) use self::polling::Polling;
 use crate::{
     Api,
     auth::Caller,
-    edge::{Answer, Id, Ids, json as answer, read_body},
+    edge::{Answer, Id, Ids, NoFields, json as answer, read_body},
     environments,
     error::ApiError,
     fields::Fields,
@@ -87,6 +87,7 @@ pub(crate) async fn ack(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     Ids(environment, id): Ids,
+    _: NoFields,
 ) -> Answer {
     known(&api, &caller, &environment, &id).await?;
     let runtime = &api.app.runtime;
@@ -100,6 +101,7 @@ pub(crate) async fn heartbeat(
     Extension(caller): Extension<Caller>,
     Ids(environment, id): Ids,
     RawQuery(query): RawQuery,
+    _: NoFields,
 ) -> Answer {
     let mut query = Query::of(query.as_deref());
     let expected = expected(query.one("expected_last_heartbeat")?.as_deref());
@@ -152,7 +154,7 @@ pub(crate) async fn stop(
     request: Request,
 ) -> Answer {
     let body = read_body(request.into_body()).await?;
-    let mut fields = Fields::of_body(if body.is_empty() { b"{}" } else { &body })?;
+    let mut fields = Fields::of_optional_body(&body)?;
     let force = fields.flag("force")?.unwrap_or(false);
     fields.finish()?;
     known(&api, &caller, &environment, &id).await?;

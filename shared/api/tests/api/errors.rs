@@ -6,7 +6,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, KEY, message};
+use crate::{
+    bench::{Bench, KEY, message},
+    outside::Outside,
+};
 
 #[tokio::test]
 async fn a_key_opens_in_either_header_and_nothing_else_does() {
@@ -68,6 +71,33 @@ async fn unknown_routes_and_methods_answer_in_the_envelope() {
     }
     for path in ["/v1/agents/%ff%fe", "/v1/environments/%ff", "/v1/sessions/%ff/events"] {
         bench.get(path).await.error(400, "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn routes_without_fields_ignore_none() {
+    let outside = Outside::waiting().await;
+    let bench = &outside.bench;
+    let (item, _) = outside.poll().await.unwrap();
+    let as_worker =
+        [outside.queue(&format!("/{item}/ack")), outside.queue(&format!("/{item}/heartbeat"))];
+    let as_user = [
+        format!("/v1/agents/{}/archive", bench.agent(KEY).await),
+        format!("/v1/environments/{}/archive", outside.environment),
+        format!("/v1/sessions/{}/archive", outside.session),
+    ];
+    for (key, path) in as_worker
+        .iter()
+        .map(|path| (outside.key.as_str(), path))
+        .chain(as_user.iter().map(|path| (KEY, path)))
+    {
+        let field = json!({"desired_ttl_seconds": 1});
+        let said = bench.as_key(key, Method::POST, path, &field).await;
+        let said = said.error(400, "invalid_request_error");
+        assert_eq!(said, "desired_ttl_seconds: unknown field; allowed here: none", "{path}");
+        let said = bench.as_key(key, Method::POST, path, &json!([])).await;
+        said.error(400, "invalid_request_error");
+        bench.as_key(key, Method::POST, path, &json!({})).await.ok();
     }
 }
 
