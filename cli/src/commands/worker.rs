@@ -134,7 +134,7 @@ struct Cache(PathBuf);
 impl Drop for Cache {
     fn drop(&mut self) {
         // Each session has copies of what it needs.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = tailstep_sandbox::remove_tree(&self.0);
     }
 }
 

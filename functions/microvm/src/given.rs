@@ -10,6 +10,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 use tailstep_core::ids::{BlobRef, hex};
+use tailstep_sandbox::remove_tree;
 
 use crate::{guest::Failure, message::Coming};
 
@@ -92,10 +93,8 @@ impl Arriving {
 
 /// Makes an empty directory of whatever is there.
 pub(crate) fn empty(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => fs::create_dir_all(directory),
-    }
+    remove_tree(directory)?;
+    fs::create_dir_all(directory)
 }
 
 /// The hash of a file, and whether it says of itself that it is a script.

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use tailstep_core::ids::BlobRef;
 use tailstep_sandbox::{
-    Call, Limits, Sockets,
+    Call, Limits, Sockets, remove_tree,
     toolset::Stop,
     vm,
     workspace::{Caps, WorkspaceError, pack, unpack},
@@ -275,7 +275,7 @@ impl Machine {
             return Err(Failure::Announced);
         }
         self.hands.end_all();
-        fs::remove_dir_all(&self.directory)?;
+        remove_tree(&self.directory)?;
         self.hands = open(&self.directory)?;
         (self.ran, self.last, self.archive) = (0, None, Bytes::new());
         if !archive.is_empty() {

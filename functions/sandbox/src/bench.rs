@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use tailstep_core::ids::BlobRef;
 use tailstep_sandbox::{
-    Call, Limits, Reply, Sockets, vm,
+    Call, Limits, Reply, Sockets, remove_tree, vm,
     workspace::{Caps, WorkspaceError, pack, unpack},
 };
 use thiserror::Error;
@@ -147,10 +147,8 @@ impl Bench {
         let plain = |c: &char| c.is_ascii_alphanumeric();
         let name: String = sandbox.chars().filter(plain).take(NAME_CHARS).collect();
         let directory = self.root.join(format!("workspace-{name}"));
-        match fs::remove_dir_all(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            Ok(()) | Err(_) => fs::create_dir(&directory)?,
-        }
+        remove_tree(&directory)?;
+        fs::create_dir(&directory)?;
         let new = !archive.is_empty();
         if new {
             unpack(&archive, &directory, &Caps::default())?;
@@ -249,7 +247,7 @@ impl Drop for Laid {
     fn drop(&mut self) {
         self.hands.end_all();
         // A directory left behind is removed when its sandbox comes again, or with the environment.
-        let _ = fs::remove_dir_all(&self.directory);
+        let _ = remove_tree(&self.directory);
     }
 }
 

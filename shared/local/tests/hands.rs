@@ -54,10 +54,11 @@ fn main() -> ExitCode {
         packages::a_failed_installation_is_told_and_not_repeated_at_once().await;
         way_out::the_way_out_is_what_the_environment_says().await;
         packages::packages_come_from_registries_through_the_way_out().await;
+        a_tree_too_deep_leaves_a_session_that_can_clean_up().await;
         closed_hands_refuse().await;
     });
     let laws =
-        13 + if packages::has_pip() { 3 } else { 0 } + if packages::has_apt() { 2 } else { 0 };
+        14 + if packages::has_pip() { 3 } else { 0 } + if packages::has_apt() { 2 } else { 0 };
     println!("{laws} laws of the local hands hold");
     ExitCode::SUCCESS
 }
@@ -108,6 +109,27 @@ async fn text(hands: &LocalHands, session: &str, seq: u64, command: &str) -> Str
     let reply = bash(hands, session, seq, command).await.unwrap();
     assert!(!reply.is_error, "{command}: {}", reply.text);
     reply.text
+}
+
+/// What is nested so deep that a sandbox is ended for it is no reason to refuse the next one.
+async fn a_tree_too_deep_leaves_a_session_that_can_clean_up() {
+    let data = tempfile::tempdir().unwrap();
+    let hands = hands(data.path(), |_| {});
+    for (session, directory) in [("w", "/workspace"), ("o", "/mnt/session/outputs")] {
+        let nest = format!(
+            "cd {directory}; echo kept > keep; deep=$(printf 'd/%.0s' $(seq 600)); mkdir -p $deep; \
+             echo deep > ${{deep}}deepest; sleep 20"
+        );
+        let ended = bash(&hands, session, 1, &nest).await;
+        assert!(matches!(ended, Err(HandsError::Lost { .. })), "{ended:?}");
+        let said = text(&hands, session, 2, &format!("cat {directory}/keep")).await;
+        assert!(said.contains(NEW) && said.contains("kept"), "{said}");
+        let found = format!("sleep 3; cd {directory}; find . -name deepest -exec cat {{}} +; ls");
+        let said = text(&hands, session, 3, &found).await;
+        assert!(said.contains("deep\n") && said.contains("nested-too-deep-1"), "{said}");
+        let clean = format!("cd {directory}; rm -rf d nested-too-deep-*; ls");
+        assert!(text(&hands, session, 4, &clean).await.starts_with("keep\n"));
+    }
 }
 
 async fn until(what: &str, look: impl Fn() -> bool) {

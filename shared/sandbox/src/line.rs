@@ -225,7 +225,7 @@ fn describe(ending: Ending) -> String {
             "it used more memory than its limit, and the kernel ended it (memory_bytes)".into()
         }
         Ending::DiskFull => "it went on writing to its workspace or outputs beyond the limit \
-             (disk_bytes, disk_entries_max)"
+             (disk_bytes, disk_entries_max), or nested directories more than 256 deep"
             .into(),
         Ending::Refused => "it could not be started".into(),
     }

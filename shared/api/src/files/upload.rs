@@ -130,9 +130,10 @@ async fn read_file(
     bytes_max: u64,
 ) -> Result<(String, String, FileContent), ApiError> {
     let filename = fields::filename(&part, "file: its filename", FILENAME_CHARS_MAX)?;
-    if filename.chars().any(|c| c.is_control() || c == '/' || c == '\\') {
+    let is_path = |c: char| c.is_control() || c == '/' || c == '\\';
+    if [".", ".."].contains(&filename.as_str()) || filename.chars().any(is_path) {
         return Err(ApiError::invalid(
-            "file: its filename must not hold /, \\ or control characters",
+            "file: its filename must not be . or .., or hold /, \\ or control characters",
         ));
     }
     let named = part.content_type().map(|kind| kind.essence_str().to_owned());

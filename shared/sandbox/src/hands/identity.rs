@@ -17,7 +17,7 @@ use rustix::{
     thread::{CapabilitySet, capabilities, set_thread_groups},
 };
 
-use super::tree::{Stopped, visit};
+use super::tree::{Stopped, unnest, visit};
 
 /// The user inside. Not 0, so that programs that behave differently for root do not.
 pub(super) const INNER_ID: u32 = 1_000;
@@ -110,20 +110,34 @@ pub(super) struct Identity {
 impl Identity {
     /// Gives the sandbox's user what is in a directory, without following links: all of one that is the
     /// sandbox's own, and of a borrowed one what belongs to its owner, so that it can be as it was again. A
-    /// file with several names may have one elsewhere and keeps its owner.
+    /// file with several names may have one elsewhere and keeps its owner. What an earlier sandbox nested
+    /// too deep is moved up in a directory of its own: else no sandbox could ever have it again, and
+    /// nobody could clean up.
     pub(super) fn take_over(&self, lent: &Lent) -> Result<(), String> {
-        if !self.switches {
+        if lent.borrowed && !self.switches {
             return Ok(());
         }
         let owner = |found: &Stat| match lent.borrowed {
+            _ if !self.switches => None,
             _ if !is_directory(found) && found.st_nlink > 1 => None,
             false => Some((self.host_uid, Some(self.host_gid))),
             // The group stays, and so do the bits that a change of owner takes away.
             true if found.st_uid != lent.uid || is_set_id(found) => None,
             true => Some((self.host_uid, None)),
         };
-        own(&lent.directory, owner)
-            .map_err(|why| format!("cannot take over {}: {why}", lent.directory.display()))
+        let mut taken = own(&lent.directory, &owner);
+        if !lent.borrowed && matches!(taken, Err(Stopped::Nested)) {
+            taken = unnest(&lent.directory)
+                .map_err(Stopped::Failed)
+                .and_then(|()| own(&lent.directory, &owner));
+        }
+        match taken {
+            // Nothing was to be changed, and what cannot be read is the sandbox's affair.
+            Err(Stopped::Failed(_) | Stopped::Entries) if !self.switches => Ok(()),
+            taken => {
+                taken.map_err(|why| format!("cannot take over {}: {why}", lent.directory.display()))
+            }
+        }
     }
 
     /// Gives what the sandbox's user has in a directory to whoever had that before. All of it was made
@@ -136,7 +150,7 @@ impl Identity {
             let made_inside = found.st_gid == self.host_gid;
             (found.st_uid == self.host_uid).then_some((lent.uid, made_inside.then_some(lent.gid)))
         };
-        own(&lent.directory, owner)
+        own(&lent.directory, &owner)
             .map_err(|why| format!("cannot give back {}: {why}", lent.directory.display()))
     }
 
@@ -186,7 +200,7 @@ fn is_set_id(found: &Stat) -> bool {
 /// before it fails.
 fn own(
     directory: &Path,
-    owner: impl Fn(&Stat) -> Option<(u32, Option<u32>)>,
+    owner: &dyn Fn(&Stat) -> Option<(u32, Option<u32>)>,
 ) -> Result<(), Stopped> {
     let change = |holder: BorrowedFd<'_>, name: &CStr, found: &Stat, flags| -> io::Result<()> {
         let Some((uid, gid)) = owner(found) else { return Ok(()) };
