@@ -200,7 +200,7 @@ fn is_set_id(found: &Stat) -> bool {
 /// before it fails.
 fn own(
     directory: &Path,
-    owner: &dyn Fn(&Stat) -> Option<(u32, Option<u32>)>,
+    owner: &impl Fn(&Stat) -> Option<(u32, Option<u32>)>,
 ) -> Result<(), Stopped> {
     let change = |holder: BorrowedFd<'_>, name: &CStr, found: &Stat, flags| -> io::Result<()> {
         let Some((uid, gid)) = owner(found) else { return Ok(()) };
